@@ -13,6 +13,7 @@ an Env are independent of each other. Status names and limits: AgentBench's func
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Sequence
@@ -26,6 +27,8 @@ SPLITS = ("train", "dev", "test")
 RULES = ("strict", "agentbench")
 
 Message = dict[str, Any]
+_INSTANCES: dict[tuple, "Sequence[Instance]"] = {}
+_INSTANCES_LOCK = threading.Lock()
 
 
 class Status(StrEnum):
@@ -97,9 +100,17 @@ class Env:
             check_name(f"{self.task}: {name}", value, known)
         self.source, self.size, self.split, self.rules, self.backend, self.path = source, size, split, rules, backend, path
         self.max_turns = self.turn_limits[size if source == "generated" else "official"]
-        self.instances: Sequence[Instance] = self._load()
+        self.instances: Sequence[Instance] = self._cached_instances()
         self.instance: Instance | None = None
         self._final: StepResult | None = None
+
+    def _cached_instances(self) -> Sequence[Instance]:
+        """`_load`, once per process for equal settings: a training run holds dozens of environments of a task."""
+        key = (type(self), self.source, self.size, self.split, self.path)
+        with _INSTANCES_LOCK:
+            if key not in _INSTANCES:
+                _INSTANCES[key] = self._load()
+            return _INSTANCES[key]
 
     # ---- what a task fills in -------------------------------------------------------------------------------------
     tools: list[dict[str, Any]] = []

@@ -1,0 +1,97 @@
+"""Key-value storage for ragged, continuously refilled batches of any Hugging Face decoder.
+
+A `KVBatch` holds the working batch, one row per turn being sampled: [layers, 2, rows, kv_heads, length, head_dim]. A row enters
+with what its session has stored, leaves with what it gained; leaving moves the last row into the gap, so that active rows are
+always a contiguous prefix and attention reads views, not copies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import AttentionInterface
+
+ATTENTION = "eppo_ragged_sdpa"
+
+
+def _grouped_sdpa(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Scaled dot-product attention that lets torch group query heads: repeating keys costs four times the attention itself."""
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling,
+                                                           enable_gqa=query.shape[1] != key.shape[1])
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, _grouped_sdpa)
+
+
+class KVBatch(Cache):
+    """The working batch, seen by the model as its cache. `place` says where the coming forward pass reads and writes."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds - {"full_attention", "sliding_attention"}:
+            raise ValueError(f"{type(model).__name__} has layers of kind {sorted(kinds)}; this generator serves full attention; "
+                             "use generator: vllm")
+        self.window = config.sliding_window if "sliding_attention" in kinds else None
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape = (config.num_hidden_layers, 2, config.num_key_value_heads, head_dim)
+        self.dtype, self.device = model.dtype, model.device
+        self.layers = []
+        self.data = self._empty(0, 0)
+
+    def _empty(self, rows: int, length: int) -> Tensor:
+        layers, two, heads, dim = self.shape
+        return torch.zeros(layers, two, rows, heads, length, dim, dtype=self.dtype, device=self.device)
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Grow to at least this size, by doubling; what is stored stays."""
+        old_rows, old_length = self.data.shape[2], self.data.shape[4]
+        if rows > old_rows or length > old_length:
+            grown = self._empty(max(rows, min(2 * old_rows, rows + 64)) if rows > old_rows else old_rows,
+                                max(length, min(2 * old_length, length + 256)) if length > old_length else old_length)
+            grown[:, :, :old_rows, :, :old_length] = self.data
+            self.data = grown
+
+    def load(self, row: int, stored: Tensor) -> None:
+        """Put a session's keys and values [layers, 2, kv_heads, length, head_dim] at the start of `row`."""
+        self.data[:, :, row, :, :stored.shape[3]] = stored
+
+    def store(self, row: int, length: int) -> Tensor:
+        """A copy of the first `length` positions of `row`."""
+        return self.data[:, :, row, :, :length].clone()
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy row `source` over row `target`."""
+        self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+
+    def place(self, start: int, stop: int, write_BT: Tensor, length: int) -> Tensor:
+        """The coming pass feeds rows `start:stop`, writes position `write_BT[b, t]` and reads the first `length` positions.
+
+        Returns:
+            The additive attention mask [B, 1, T, length]: position t sees what lies at or before `write_BT[b, t]`.
+        """
+        self._view = self.data[:, :, start:stop]
+        self._rows, self._write, self._length = torch.arange(stop - start, device=self.device)[:, None], write_BT, length
+        seen_BTL = torch.arange(length, device=self.device) <= write_BT[..., None]
+        if self.window is not None and length > self.window:
+            raise ValueError(f"episodes longer than the model's attention window ({self.window}) need generator: vllm")
+        return torch.zeros(seen_BTL.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen_BTL, float("-inf"))[:, None]
+
+    # what the model calls ------------------------------------------------------------------------------------------
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        keys, values = self._view[layer_idx]
+        keys[self._rows, :, self._write] = key_states.transpose(1, 2)
+        values[self._rows, :, self._write] = value_states.transpose(1, 2)
+        return keys[:, :, :self._length], values[:, :, :self._length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._length, 0
+
+    @property
+    def is_compileable(self) -> bool:
+        return False

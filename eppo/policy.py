@@ -1,0 +1,144 @@
+"""The policy: a Hugging Face causal model, its tokenizer, and the scores that training needs from it.
+
+`micro` is a Qwen2 of about one million parameters with its own byte-level BPE, built here from nothing; any other path is a
+local folder or a hub id. Log-probabilities and entropies are of softmax(logits / temperature): the distribution that the
+generator samples from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+CHATML = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.role == 'tool' %}<tool_response>{{ message.content }}</tool_response>
+{%- else %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{ '\n' }}{% endif -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}
+{%- endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+# Frequent glue of a Hermes call as single tokens: it carries no information and would be a third of all sampled tokens.
+GLUE = ('<tool_call>\n{"name": "', '", "arguments": {"', '"}}\n</tool_call>')
+TAGS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+SPLIT = r"[A-Za-z]+|[0-9]|[^A-Za-z0-9]+"                    # words, single digits, runs of everything else: copying stays easy
+
+
+class Scores(NamedTuple):
+    """Per-token scores, 0 outside the mask: `logp_BT` of the given ids, `entropy_BT` in nats, `hidden_BTD` or None."""
+
+    logp_BT: Tensor
+    entropy_BT: Tensor
+    hidden_BTD: Tensor | None
+
+
+def train_micro_tokenizer(texts: Iterable[str], vocab: int = 1024) -> Any:
+    """A byte-level BPE trained on `texts`, with ChatML tags and a short chat template, as a `PreTrainedTokenizerFast`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+                                                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    core.decoder = decoders.ByteLevel()
+    core.train_from_iterable(texts, trainers.BpeTrainer(
+        vocab_size=vocab - len(GLUE), special_tokens=["<|endoftext|>", *TAGS], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                                        chat_template=CHATML, clean_up_tokenization_spaces=False)
+    tokenizer.add_tokens(list(GLUE))
+    return tokenizer
+
+
+def build_micro_model(vocab: int, *, hidden: int = 128, layers: int = 4, heads: int = 4, kv_heads: int = 2, mlp: int = 384,
+                      max_tokens: int = 512, seed: int = 0) -> nn.Module:
+    """A randomly initialised Qwen2 with tied embeddings; the same seed gives the same weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+                         num_key_value_heads=kv_heads, intermediate_size=mlp, max_position_embeddings=max_tokens,
+                         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(config)
+    torch.random.set_rng_state(state)
+    return model
+
+
+def load_policy(path: str, dtype: str = "float32", device: str = "cpu") -> tuple[nn.Module, Any]:
+    """Model and tokenizer of a local folder or a hub id.
+
+    Raises:
+        ValueError: the folder holds no model, or the tokenizer has no chat template.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"model.path {path!r}: not a model folder or hub id that can be read here ({error})") from error
+    if not tokenizer.chat_template:
+        raise ValueError(f"model.path {path!r}: its tokenizer has no chat template; instruction-tuned models have one")
+    return model, tokenizer
+
+
+def splits_cleanly(model: nn.Module) -> bool:
+    """Whether logits are exactly `output_embeddings(base_model(...))`: true but for models that scale or cap their logits."""
+    config = model.config.get_text_config()
+    scaled = any(getattr(config, name, None) not in (None, 1, 1.0) for name in ("logit_scale", "logits_scaling"))
+    return not scaled and getattr(config, "final_logit_softcapping", None) is None
+
+
+def token_scores(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, temperature: float = 1.0, *, entropy: bool = True,
+                 entropy_grad: bool = False, hidden: bool = False, chunk: int = 4096) -> Scores:
+    """Log-probabilities and full-vocabulary entropies at the masked positions; only these pass through the LM head.
+
+    Args:
+        ids_BT: right-padded token ids. A pad to the right of a causal model changes nothing to its left.
+        mask_BT: bool; position t is scored from the hidden state at t - 1. `mask_BT[:, 0]` must be False.
+        temperature: > 0; the softmax is of logits / temperature.
+        entropy_grad: keep the graph of the entropies (entropy bonuses); otherwise they are detached.
+        chunk: labelled positions per pass through the LM head; logits are recomputed in the backward, never kept.
+    """
+    ids_BT, mask_BT = ids_BT.to(model.device), mask_BT.to(model.device)
+    positions = mask_BT[:, 1:].nonzero(as_tuple=True)
+    targets_N = ids_BT[:, 1:][positions]
+    logp_BT = torch.zeros(ids_BT.shape, dtype=torch.float32, device=model.device)
+    entropy_BT = torch.zeros_like(logp_BT)
+    if splits_cleanly(model):
+        hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        states_ND, head = hidden_BTD[:, :-1][positions], model.get_output_embeddings()
+    else:
+        hidden_BTD = None
+        states_ND, head = model(input_ids=ids_BT, use_cache=False).logits[:, :-1][positions], nn.Identity()
+    pieces = []
+    for start in range(0, len(targets_N), chunk):
+        args = (states_ND[start:start + chunk], targets_N[start:start + chunk], head, temperature, entropy, entropy_grad)
+        many = len(targets_N) > chunk and torch.is_grad_enabled()
+        pieces.append(checkpoint(_score_chunk, *args, use_reentrant=False) if many else _score_chunk(*args))
+    if pieces:
+        where = (positions[0], positions[1] + 1)
+        logp_BT = logp_BT.index_put(where, torch.cat([piece[0] for piece in pieces]))
+        entropy_BT = entropy_BT.index_put(where, torch.cat([piece[1] for piece in pieces]))
+    return Scores(logp_BT, entropy_BT, hidden_BTD if hidden else None)
+
+
+def _score_chunk(states_ND: Tensor, targets_N: Tensor, head: nn.Module, temperature: float, entropy: bool,
+                 entropy_grad: bool) -> tuple[Tensor, Tensor]:
+    logits_NV = head(states_ND).float() / temperature
+    logps_NV = torch.log_softmax(logits_NV, dim=-1)
+    logp_N = logps_NV.gather(1, targets_N[:, None])[:, 0]
+    if not entropy:
+        return logp_N, torch.zeros_like(logp_N)
+    source_NV = logps_NV if entropy_grad else logps_NV.detach()
+    return logp_N, -(source_NV.exp() * source_NV).sum(-1)
