@@ -50,7 +50,7 @@ def train_micro_tokenizer(texts: Iterable[str], vocab: int = 1024) -> Any:
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"),
                                                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     core.decoder = decoders.ByteLevel()
-    core.train_from_iterable(texts, trainers.BpeTrainer(
+    core.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab - len(GLUE), special_tokens=["<|endoftext|>", *TAGS], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-                    "HF_DATASETS_OFFLINE": "1", "MPLBACKEND": "Agg"}.items():
+for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
+                    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "MPLBACKEND": "Agg"}.items():
     os.environ.setdefault(name, value)
 
 ROOT = Path(__file__).resolve().parent.parent

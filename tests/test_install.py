@@ -1,10 +1,12 @@
 """One list of dependencies, and commands that do what README.md says."""
 
+import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,16 @@ EXTRAS = {extra: [Requirement(line) for line in lines]
 
 def make(*arguments, cwd=ROOT, **environment):
     """The commands that make would run, without running them."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("TORCH", "TORCH_INDEX", "PYTHON", "MAKEFLAGS", "MAKELEVEL")}
-    done = subprocess.run(["make", "--dry-run", "--no-print-directory", "-f", str(ROOT / "Makefile"), *arguments], cwd=cwd,
-                          env=clean | environment, capture_output=True, text=True)
+    done = run_make("--dry-run", *arguments, cwd=cwd, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_make(*arguments, cwd, **environment):
+    ours = ("TORCH", "TORCH_INDEX", "PYTHON", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), *arguments], cwd=cwd,
+                          env=clean | environment, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -56,10 +63,6 @@ def test_what_is_installed_satisfies_the_list():
 
 def test_every_third_party_import_is_declared():
     """What the three packages import at their top level comes with the core, or with the extra of the file's own part."""
-    import ast
-    import sys
-    from importlib.metadata import packages_distributions
-
     owners = packages_distributions()
     declared = {requirement.name.lower().replace("_", "-") for requirement in CORE}
     notebooks = declared | {requirement.name.lower() for requirement in EXTRAS["notebooks"]}
@@ -127,15 +130,44 @@ def test_nothing_is_installed_twice(bare):
     assert "install -e '.[notebooks,dev]'" in make("test", cwd=bare)
 
 
+@pytest.fixture
+def interpreter(bare):
+    """A stand-in for Python that logs its calls in `calls`, has torch if NO_TORCH is 0, and whose pytest exits with TESTS."""
+    path = bare / "python"
+    path.write_text('#!/bin/sh\necho "$*" >> calls\ncase "$*" in\n'
+                    '*find_spec*) exit $NO_TORCH;;\n"-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;;\n'
+                    '"-m pytest"*) exit $TESTS;;\nesac\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(("no_torch", "venv", "said"), [("0", "-m venv --system-site-packages .venv", "keeping the installed"),
+                                                        ("1", "-m venv .venv", "about 3 GB")])
+def test_a_torch_that_the_interpreter_has_is_used(bare, interpreter, no_torch, venv, said):
+    done = run_make("test", f"PYTHON={interpreter}", cwd=bare, NO_TORCH=no_torch, TESTS="0")
+    assert done.returncode == 0 and said in done.stdout
+    assert venv in (bare / "calls").read_text().splitlines()
+    (bare / "calls").unlink()
+    assert run_make("test", f"PYTHON={interpreter}", cwd=bare, NO_TORCH=no_torch, TESTS="0").returncode == 0
+    assert (bare / "calls").read_text().splitlines() == ["-m pytest"]
+
+
+@pytest.mark.parametrize("code", ["1", "5"])
+def test_failing_tests_and_no_tests_fail_make(bare, interpreter, code):
+    """5 is what pytest exits with when it collected nothing."""
+    assert run_make("test", f"PYTHON={interpreter}", cwd=bare, NO_TORCH="1", TESTS=code).returncode != 0
+
+
 def test_old_python_gets_a_clear_message(bare):
     old = bare / "python3.9"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
-    done = subprocess.run(["make", "-f", str(ROOT / "Makefile"), f"PYTHON={old}"], cwd=bare, capture_output=True, text=True)
+    done = run_make(f"PYTHON={old}", cwd=bare)
     assert done.returncode != 0 and "older than Python 3.11" in done.stdout and not (bare / ".venv").exists()
 
 
-def test_ci_script_fails_when_no_test_ran():
+def test_ci_script_runs_make_test_and_masks_nothing():
     script = (ROOT / ".ci" / "run").read_text()
-    assert os.access(ROOT / ".ci" / "run", os.X_OK) and "set -euo pipefail" in script and script.rstrip().endswith("make test </dev/null")
-    assert "||" not in script and not re.search(r"^\s*-", (ROOT / "Makefile").read_text(), re.M), "nothing masks an exit code"
+    assert os.access(ROOT / ".ci" / "run", os.X_OK) and "set -euo pipefail" in script
+    assert script.rstrip().endswith("make test </dev/null") and "||" not in script
+    assert not re.search(r"^\t@?-", (ROOT / "Makefile").read_text(), re.M)

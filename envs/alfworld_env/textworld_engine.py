@@ -1,0 +1,111 @@
+"""TextWorld as the other engine of the household (optional: `pip install alfworld`, which compiles a GPL-3 planner).
+
+Domain and text grammar come from the installed alfworld package, never from a game file, because TextWorld evaluates
+expressions in a grammar. TextWorld translates a problem four times per episode and parses every template again at every
+step; the caches below remove that and change no text. Not for threads: its parsers and `sys.stdout` are global.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from importlib import resources
+from typing import Any
+
+from envs.base import EnvFault
+
+
+def missing() -> str:
+    """Why TextWorld cannot be used here; "" if it can."""
+    try:
+        import alfworld.agents.environment.alfred_tw_env  # noqa: F401
+        import fast_downward  # noqa: F401
+    except ImportError as error:
+        return f"TextWorld is not installed ({error}); pip install alfworld, or use the built-in engine (backend=None)"
+    return ""
+
+
+@functools.cache
+def logic_texts(wording: str) -> tuple[str, str]:
+    """(domain, grammar) of the installed alfworld in the "new" or the "old" text format.
+
+    The old format of release 0.2.2 differs in the put command, in the arrival text, and has no help.
+    """
+    data = resources.files("alfworld") / "data"
+    domain, grammar = (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
+    if wording == "old":
+        grammar = grammar[:grammar.index("action help")]
+        for new, old in (("You arrive at {r.name}.", "You arrive at {lend.name}."),
+                         ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
+                         ("move {o} to {r}", "put {o} in/on {r}")):
+            if new not in grammar:
+                raise EnvFault(f"this version of alfworld has another grammar: {new!r} is not in it")
+            grammar = grammar.replace(new, old)
+        start = domain.index("(:action help")
+        domain = domain[:start] + domain[domain.index("\n)\n", start) + 3:]
+    return domain, grammar
+
+
+@functools.cache
+def _speed_up() -> None:
+    """Cache what TextWorld computes again and again; results are shared only where nothing writes to them."""
+    import fast_downward
+    from textworld.envs.pddl import textgen
+    from textworld.logic import Rule
+
+    translate, parse, rule = fast_downward.pddl2sas, textgen._parse_and_convert, Rule.parse_conjunctive_query
+
+    @functools.lru_cache(maxsize=4)
+    def translated(domain: str, problem: str) -> tuple[Any, str]:
+        argv = sys.argv
+        try:
+            return translate(domain, problem)
+        finally:
+            sys.argv = argv
+
+    parsed = functools.lru_cache(maxsize=None)(lambda text, rule_name: parse(text, rule_name=rule_name))
+    fast_downward.pddl2sas = lambda domain, problem, verbose=False, optimize=False: translated(domain, problem)
+    textgen._parse_and_convert = lambda text, rule_name, **_: copy.deepcopy(parsed(text, rule_name))
+    Rule.parse_conjunctive_query = functools.lru_cache(maxsize=None)(rule)
+    textgen.copy_context = lambda context: {**context, "variables": dict(context["variables"]),
+                                            "mapping": dict(context["mapping"])}
+
+
+class TextWorldEngine:
+    """`engine.Household` played by TextWorld under alfworld's naming.
+
+    Args:
+        pddl: the PDDL problem. task: goal sentence. wording: "old" or "new". fast: use the caches (same texts).
+
+    Raises:
+        EnvFault: TextWorld is not installed.
+    """
+
+    def __init__(self, pddl: str, task: str, wording: str, fast: bool = True) -> None:
+        if reason := missing():
+            raise EnvFault(reason)
+        import textworld
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        from textworld.envs.pddl.pddl import PddlEnv
+
+        if fast:
+            _speed_up()
+        domain, grammar = logic_texts(wording)
+        infos = textworld.EnvInfos(won=True, admissible_commands=True)
+        self._env = AlfredDemangler(PddlEnv(infos))
+        self._env.load({"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL.", task), "pddl_problem": pddl})
+        self.commands: list[str] = []
+        self.won = False
+
+    def reset(self) -> str:
+        """Start again; returns the opening text."""
+        return self._take(self._env.reset())
+
+    def step(self, command: str) -> str:
+        """Play a command; returns TextWorld's feedback."""
+        return self._take(self._env.step(command)[0])
+
+    def _take(self, state: Any) -> str:
+        self.commands, self.won = state["admissible_commands"], bool(state["won"])
+        return state["feedback"]

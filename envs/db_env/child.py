@@ -1,0 +1,281 @@
+"""The program of a database worker: a bare interpreter that runs the agent's SQL on an in-memory SQLite database.
+
+Started by `worker.Worker` as `python -I -S child.py PARENT_PID`; imports only the standard library. Requests and replies are
+JSON with a four-byte length in front, on the standard streams:
+
+    {"op": "open", "tables": [...], "sql": [...]}   new database, then these statements  -> {"ok": true} or {"error": text}
+    {"op": "run", "sql": text, "cpu_s": 1.0}        one statement                        -> {"text", "wrote", "cpu_s"} or {"error", "cpu_s"}
+    {"op": "state"}                                 all tables                           -> {"tables": {name: [columns, rows]}} or {"error"}
+    {"op": "gold", "tables": [...], "sql": [...]}   the state of a second, fresh database after these statements
+
+What model SQL may do is an allow-list of the authorizer; the limits bound memory, length and depth; the progress handler ends
+a statement after `cpu_s` seconds of CPU time. What no handler can end (one slow opcode, a back-tracking regular expression)
+the CPU limit of the process ends, or the parent, which kills it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import sqlite3
+import struct
+import sys
+import time
+from typing import Any
+
+MAX_ROWS, MAX_TEXT = 1000, 65_536                           # of one result; the agent sees far less
+STATE_ROWS, STATE_CHARS = 20_000, 2_000_000                 # a larger state is never a gold state
+HEADER = struct.Struct(">I")
+_READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE,
+          sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
+_WRITES = {getattr(sqlite3, f"SQLITE_{name}") for name in (
+    "INSERT UPDATE DELETE ALTER_TABLE REINDEX CREATE_TABLE CREATE_INDEX CREATE_VIEW DROP_TABLE DROP_INDEX DROP_VIEW "
+    "CREATE_TEMP_TABLE CREATE_TEMP_INDEX CREATE_TEMP_VIEW DROP_TEMP_TABLE DROP_TEMP_INDEX DROP_TEMP_VIEW").split()}
+# printf fills any width asked for in a single opcode, which nothing can interrupt; the others read or write outside.
+_DENIED_FUNCTIONS = {"printf", "load_extension", "fts3_tokenizer", "random", "randomblob", "readfile", "writefile", "edit"}
+_LIMITS = {sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000, sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+           sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50, sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200, sqlite3.SQLITE_LIMIT_COLUMN: 500,
+           sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000, sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+           sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0}
+
+
+class Store:
+    """One in-memory database: opened with tables, then confined."""
+
+    def __init__(self, tables: list[dict[str, Any]]) -> None:
+        """`tables`: [{"name", "columns": [[name, "TEXT" | "INT"], ...], "rows": [[value, ...], ...]}, ...]."""
+        self.connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
+        self.connection.executescript("PRAGMA temp_store=MEMORY; PRAGMA max_page_count=4096; PRAGMA trusted_schema=OFF;"
+                                      "PRAGMA hard_heap_limit=67108864; BEGIN;")
+        for table in tables:
+            # MySQL's default collation ignores case; so does NOCASE, for ASCII letters.
+            columns = ", ".join(f"{quote(name)} {kind}" + (" COLLATE NOCASE" if kind == "TEXT" else "")
+                                for name, kind in table["columns"])
+            self.connection.execute(f"CREATE TABLE {quote(table['name'])} ({columns})")
+            self.connection.executemany(f"INSERT INTO {quote(table['name'])} VALUES ({','.join('?' * len(table['columns']))})",
+                                        table["rows"])
+        self.connection.execute("COMMIT")
+        # Injective for any bytes, so that no SQL can make a result unreadable; repr escapes what is not printable.
+        self.connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        for limit, value in _LIMITS.items():
+            self.connection.setlimit(limit, value)
+        for name, arity, function in mysql_functions():
+            self.connection.create_function(name, arity, function, deterministic=True)
+        self.connection.set_authorizer(self._authorize)
+        self.connection.set_progress_handler(self._late, 2000)
+        self._deadline, self._wrote = float("inf"), False
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def run(self, sql: str, cpu_s: float = 1.0) -> dict[str, Any]:
+        """Run one statement and commit it; the rows as Python text, or the error after a roll-back."""
+        started = time.process_time()
+        self._deadline, self._wrote = started + cpu_s, False
+        try:
+            rows, size = [], 0
+            cursor = self.connection.execute(sql)
+            for row in cursor:
+                rows.append(row)
+                size += len(repr(row)) + 2
+                if len(rows) >= MAX_ROWS or size > MAX_TEXT:
+                    break
+            cursor.close()
+            if self.connection.in_transaction:
+                self.connection.execute("COMMIT")
+            reply = {"text": repr(rows), "wrote": self._wrote}
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
+            self._deadline = float("inf")
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            reply = {"error": str(error) or "out of memory"}
+        reply["cpu_s"] = time.process_time() - started
+        return reply
+
+    def state(self, cpu_s: float = 2.0) -> dict[str, Any]:
+        """The content of every table, or an error if it is larger than any gold state."""
+        self._deadline = time.process_time() + cpu_s
+        tables, rows_left, chars_left = {}, STATE_ROWS, STATE_CHARS
+        try:
+            names = [name for name, in self.connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_'")]
+            for name in names:
+                cursor = self.connection.execute(f"SELECT * FROM {quote(name)}")
+                rows = []
+                for row in cursor:
+                    rows.append([value.hex() if isinstance(value, bytes) else value for value in row])
+                    rows_left -= 1
+                    chars_left -= sum(len(value) for value in rows[-1] if isinstance(value, str))
+                    if rows_left < 0 or chars_left < 0:
+                        return {"error": "the tables are too large to compare"}
+                tables[name] = [[column[0] for column in cursor.description], rows]
+        except (sqlite3.Error, MemoryError) as error:
+            return {"error": str(error) or "out of memory"}
+        return {"tables": tables}
+
+    def _late(self) -> bool:
+        return time.process_time() > self._deadline
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        if action in _WRITES:
+            self._wrote = True
+            return sqlite3.SQLITE_OK
+        if action in _READS and not (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _DENIED_FUNCTIONS):
+            return sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY
+
+
+def quote(name: str) -> str:
+    """`name` as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def mysql_functions() -> list[tuple[str, int, Any]]:
+    """(name, arity, function) of the MySQL functions that SQLite lacks; NULL in, NULL out except CONCAT_WS."""
+    def strict(function: Any) -> Any:
+        return lambda *values: None if None in values else function(*values)
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else str(value)
+
+    def number(value: Any) -> float:
+        import re
+
+        found = re.match(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text(value), re.I)
+        return float(found.group()) if found else 0.0
+
+    def regexp(pattern: Any, value: Any) -> int:
+        import re
+
+        if len(text(pattern)) > 200 or len(text(value)) > 2000:
+            raise ValueError("regular expression or text too long")
+        return int(re.search(text(pattern), text(value), re.I) is not None)
+
+    def md5(value: Any) -> str:
+        import hashlib
+
+        return hashlib.md5(text(value).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def substring_index(value: Any, mark: Any, count: Any) -> str:
+        parts, mark, count = text(value).split(text(mark)) if text(mark) else [""], text(mark), int(number(count))
+        return mark.join(parts[:count] if count > 0 else parts[count:] if count < 0 else [])
+
+    def pad(left: bool) -> Any:
+        def padded(value: Any, width: Any, fill: Any) -> str | None:
+            value, fill, width = text(value), text(fill), int(number(width))
+            if width < 0 or width > 100_000 or not fill:
+                return None
+            filler = (fill * width)[:max(0, width - len(value))]
+            return (filler + value if left else value + filler)[:width] if width > len(value) else value[:width]
+        return padded
+
+    def repeat(value: Any, count: Any) -> str:
+        return text(value) * max(0, min(int(number(count)), 1_000_000 // max(1, len(text(value)))))
+
+    def concat(*values: Any) -> str:
+        return "".join(map(text, values))
+
+    def concat_ws(*values: Any) -> str | None:
+        return None if values[0] is None else text(values[0]).join(text(value) for value in values[1:] if value is not None)
+
+    def truncate(value: Any, digits: Any) -> float:
+        scale = 10 ** int(number(digits))
+        return int(number(value) * scale) / scale
+
+    def mysql_format(value: Any, digits: Any) -> str:
+        return f"{number(value):,.{max(0, min(int(number(digits)), 30))}f}"
+
+    def field(*values: Any) -> int:
+        wanted = [text(value).lower() for value in values[1:]]
+        return wanted.index(text(values[0]).lower()) + 1 if text(values[0]).lower() in wanted else 0
+
+    def find_in_set(value: Any, members: Any) -> int:
+        return field(value, *text(members).split(","))
+
+    def date_part(start: int, stop: int) -> Any:
+        def part(value: Any) -> int | None:
+            piece = text(value)[start:stop]
+            return int(piece) if piece.isdigit() else None
+        return part
+
+    return [(name, arity, strict(function)) for name, arity, function in (
+        ("regexp", 2, regexp), ("md5", 1, md5), ("substring_index", 3, substring_index), ("lpad", 3, pad(True)),
+        ("rpad", 3, pad(False)), ("repeat", 2, repeat), ("reverse", 1, lambda value: text(value)[::-1]),
+        ("concat", -1, concat), ("truncate", 2, truncate), ("format", 2, mysql_format), ("field", -1, field),
+        ("find_in_set", 2, find_in_set), ("year", 1, date_part(0, 4)), ("month", 1, date_part(5, 7)),
+        ("day", 1, date_part(8, 10)), ("dayofmonth", 1, date_part(8, 10)),
+        ("greatest", -1, lambda *values: max(values, key=_order)), ("least", -1, lambda *values: min(values, key=_order)),
+    )] + [("concat_ws", -1, concat_ws)]
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    return (1, value) if isinstance(value, str) else (0, value)
+
+
+def confine() -> None:
+    """Limits of this process: memory, no files, no processes, no core."""
+    for limit, value in ((resource.RLIMIT_AS, 256 << 20), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 8),
+                         (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(limit, (value, value))
+
+
+def extend_cpu_limit(cpu_s: float) -> None:
+    """From now on this process may use `cpu_s` and at most three seconds more of CPU time; the kernel ends it after that."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime + cpu_s) + 3
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _read(size: int, parent: int) -> bytes | None:
+    """`size` bytes of the standard input; None at its end, or when the parent is gone though a copy of the pipe lives on."""
+    data = b""
+    while len(data) < size:
+        if not select.select([0], [], [], 10.0)[0]:
+            if os.getppid() != parent:
+                return None
+            continue
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return data
+
+
+def _write(reply: dict[str, Any]) -> None:
+    data = json.dumps(reply).encode()
+    data = HEADER.pack(len(data)) + data
+    while data:
+        data = data[os.write(1, data):]
+
+
+def main() -> None:
+    """Serve requests until the parent closes the pipe."""
+    confine()
+    parent, store = int(sys.argv[1]), None
+    while (header := _read(HEADER.size, parent)) is not None:
+        body = _read(HEADER.unpack(header)[0], parent)
+        if body is None:
+            return
+        request = json.loads(body)
+        extend_cpu_limit(request.get("cpu_s", 2.0))
+        if request["op"] == "open":
+            if store is not None:
+                store.close()
+            store = Store(request["tables"])
+            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := store.run(sql))]
+            _write({"error": errors[0]} if errors else {"ok": True})
+        elif request["op"] == "run":
+            _write(store.run(request["sql"], request["cpu_s"]))
+        elif request["op"] == "state":
+            _write(store.state())
+        else:
+            gold = Store(request["tables"])
+            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := gold.run(sql))]
+            _write({"error": errors[0]} if errors else gold.state())
+            gold.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""The knowledge-graph task: answer a question with seven tools over a graph that is never shown.
+
+Contract: AgentBench's function-call form (THUDM/AgentBench, Apache-2.0): numbered variables, literal observations, the final
+answer as plain text, reward 1 for an exact match of sets. What an episode builds is a program (`program.py`); until the
+answer is graded only relation and attribute look-ups are executed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import random
+import re
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+from envs.base import Env, Message, Status, StepResult, assistant_call, function_tool
+from envs.instances import Instance
+from envs.kg_env.graph import shared_graph
+from envs.kg_env.program import (And, Best, Count, Entity, Join, Program, is_entity_id, parse_action, query_size, run_actions)
+from envs.kg_env.tasks import generated_instances
+from envs.tool_calls import ParsedTurn, ToolCall
+
+_ANSWER = re.compile(r"(?:Final|Find) Answer: #([0-9]+)")
+_REFERENCE = re.compile(r"#([0-9]{1,6})\Z")
+_NUMBER = "int"                                             # the type of a counted variable
+MAX_QUERY = 100                                             # patterns in one query: nested superlatives double
+MICRO_CUT = 120                                             # characters of an observation
+
+_V, _R, _A = "a variable such as #0, or an entity of the question", "one of the variable's relations", "one of the variable's attributes"
+TOOLS = [
+    function_tool("get_relations", "List the relations that lead from an entity, or from the members of a variable.", variable=_V),
+    function_tool("get_neighbors", "Make a variable of everything that a relation leads to. Look up the relations first.",
+                  variable=_V, relation=_R),
+    function_tool("intersection", "Make a variable of what two variables of the same type have in common.",
+                  variable1="a variable such as #0", variable2="a variable such as #1"),
+    function_tool("get_attributes", "List the numeric attributes of a variable's members.", variable="a variable such as #0"),
+    function_tool("argmax", "Make a variable of the members with the highest attribute. Look up the attributes first.",
+                  variable="a variable such as #0", attribute=_A),
+    function_tool("argmin", "Make a variable of the members with the lowest attribute. Look up the attributes first.",
+                  variable="a variable such as #0", attribute=_A),
+    function_tool("count", "Make a variable of the number of a variable's members.", variable="a variable such as #0")]
+
+MICRO_PROMPT = "Use the tools. End with Final Answer: #id."
+FULL_PROMPT = """You answer questions from a knowledge base. It holds entities, relations between them, and attributes that are numbers or \
+dates. You cannot see it; you reach it through the tools alone.
+
+A variable stands for an entity or a set of entities (or a number) that an earlier call produced. Variables are numbered in the \
+order in which they are made, from #0; write #k where a tool wants a variable, or the name of an entity given with the question.
+Before get_neighbors, look up the relations with get_relations; before argmax or argmin, look up the attributes with get_attributes. \
+Use only relations and attributes that were listed.
+After each new variable, decide whether it is the answer. When it is, write "Final Answer: #k" as plain text, without a tool call.
+Take one action at a time. You have at most {turns} rounds."""
+
+
+class ToolError(ValueError):
+    """A call that cannot be carried out; its text is what the agent reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A set that the episode has built: the type of its members and the program that denotes it."""
+
+    type: str
+    program: Program
+
+
+class KGEnv(Env):
+    """Knowledge-graph questions on an embedded SPARQL store.
+
+    Grading: `reward` is 1 where predicted and gold set are equal, `score` is their F1; `info` adds `executable` (the final
+    answer named a variable) and the two sizes. An answer that names no variable is wrong: 0, "agent validation failed".
+    Duplicates cannot count. F1 is 0 where nothing is shared, so also where a set is empty. An empty prediction equals an
+    empty gold set under rules="agentbench" only; under "strict" it is wrong. Strict also accepts entity names in quotes or
+    in another case, refuses entities that the question does not name, and says in errors what would have been valid.
+    """
+
+    task = "kg"
+    turn_limits = {"micro": 6, "small": 15, "official": 15}
+    honours_all_calls = True
+    tools = TOOLS
+
+    def _load(self) -> Sequence[Instance]:
+        if self.backend not in (None, "embedded"):
+            raise ValueError(f"unknown kg backend {self.backend!r}; known: embedded (pyoxigraph in this process)")
+        self.store = shared_graph(self.size).store
+        return generated_instances(self.size, self.split)
+
+    @classmethod
+    def available(cls, backend: str | None = None) -> tuple[bool, str]:
+        if backend not in (None, "embedded"):
+            return False, f"unknown kg backend {backend!r}; known: embedded"
+        return (True, "") if importlib.util.find_spec("pyoxigraph") else (False, "the package pyoxigraph is not installed")
+
+    def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
+        self.entities: dict[str, str] = instance.data["entities"]
+        self.variables: list[Variable] = []
+        self.listed: set[tuple[str, Program]] = set()       # look-ups that the agent has made
+        self.gold_programs = run_actions(instance.data["actions"])
+        self.cut_chars = 0
+        system = MICRO_PROMPT if self.size == "micro" else FULL_PROMPT.format(turns=self.max_turns)
+        return [{"role": "system", "content": system},
+                {"role": "user", "content": f"{instance.data['question']}\nEntities: [{', '.join(self.entities)}]"}]
+
+    def step(self, turn: str | Message, finish_reason: str = "stop") -> StepResult:
+        result = super().step(turn, finish_reason)
+        result.info["cut_chars"] = self.cut_chars
+        return result
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+    def _call(self, call: ToolCall) -> str:
+        try:
+            return self._cut("Observation: " + getattr(self, f"_tool_{call.name}")(**call.arguments))
+        except ToolError as error:
+            self.invalid_calls += 1
+            return self._cut(f"Error processing tool call: {error}" if self.rules == "agentbench" else f"Error: {error}")
+
+    def _tool_get_relations(self, variable: str) -> str:
+        return self._listing("relations", self._term(variable))
+
+    def _tool_get_attributes(self, variable: str) -> str:
+        return self._listing("attributes", self._term(variable))
+
+    def _tool_get_neighbors(self, variable: str, relation: str) -> str:
+        source, relation = self._term(variable), relation.strip()
+        self._check_listed("relations", source, relation, variable)
+        return self._new(Variable(self.store.ontology.ranges[relation], Join(relation, source)))
+
+    def _tool_intersection(self, variable1: str, variable2: str) -> str:
+        left, right = self._variable(variable1), self._variable(variable2)
+        if left.type != right.type:
+            raise ToolError(f"an intersection needs two variables of the same type, not {left.type} and {right.type}")
+        return self._new(Variable(left.type, And(left.program, right.program)))
+
+    def _tool_argmax(self, variable: str, attribute: str, highest: bool = True) -> str:
+        source, attribute = self._variable(variable), attribute.strip()
+        self._check_listed("attributes", source.program, attribute, variable)
+        return self._new(Variable(source.type, Best(source.program, attribute, highest)))
+
+    def _tool_argmin(self, variable: str, attribute: str) -> str:
+        return self._tool_argmax(variable, attribute, highest=False)
+
+    def _tool_count(self, variable: str) -> str:
+        return self._new(Variable(_NUMBER, Count(self._variable(variable).program)))
+
+    def _new(self, variable: Variable) -> str:
+        if query_size(variable.program) > MAX_QUERY:
+            raise ToolError("the variable is built from too many steps; start again from an earlier one")
+        self.variables.append(variable)
+        what = "which is a number" if variable.type == _NUMBER else f"which are instances of {variable.type}"
+        return f"variable #{len(self.variables) - 1}, {what}"
+
+    def _listing(self, kind: str, program: Program) -> str:
+        self.listed.add((kind, program))
+        return f"[{', '.join(getattr(self.store, kind)(program))}]"
+
+    def _check_listed(self, kind: str, program: Program, name: str, given: str) -> None:
+        """Refuse a relation or attribute that the look-up does not show; the look-up is made here if the agent has not."""
+        known = getattr(self.store, kind)(program)
+        if name not in known:
+            near = sorted(difflib.get_close_matches(name[:80], known, n=5, cutoff=0.0))
+            raise ToolError(f"{_short(name)} is not one of the {kind} of {_short(given)}; try [{', '.join(near)}]")
+
+    def _term(self, text: str) -> Program:
+        """The program of a tool argument: a variable, or an entity by name or id. A number has no relations."""
+        found = self._lookup(text)
+        if isinstance(found, Variable):
+            if found.type == _NUMBER:
+                raise ToolError(f"{_short(text)} is a number, not a set of entities")
+            return found.program
+        return Entity(found)
+
+    def _variable(self, text: str) -> Variable:
+        found = self._lookup(text)
+        if not isinstance(found, Variable):
+            raise ToolError(f"{_short(text)} is an entity; this tool needs a variable such as #0")
+        if found.type == _NUMBER:
+            raise ToolError(f"{_short(text)} is a number, not a set of entities")
+        return found
+
+    def _lookup(self, text: str) -> Variable | str:
+        text = text.strip()
+        if text in self.entities:
+            return self.entities[text]
+        if self.rules == "agentbench":
+            if is_entity_id(text) and not text.startswith("g."):
+                return text
+        else:
+            text = text.strip("'\"` ")
+            for name, entity in self.entities.items():
+                if text in (name, entity) or text.casefold() == name.casefold():
+                    return entity
+        reference = _REFERENCE.match(text)
+        if reference and int(reference.group(1)) < len(self.variables):
+            return self.variables[int(reference.group(1))]
+        made = f"#0 to #{len(self.variables) - 1}" if self.variables else "none yet"
+        raise ToolError(f"{_short(text)} is neither a variable ({made}) nor an entity of the question ({', '.join(self.entities)})")
+
+    # ---- turns without a tool call, errors, the end -----------------------------------------------------------------
+    def _play(self, parsed: ParsedTurn) -> list[Message]:
+        answer = None if parsed.calls else _ANSWER.search(parsed.content.split("Observation:")[0])
+        if answer is None:
+            return super()._play(parsed)
+        self._grade(answer.group(1))
+        return []
+
+    def _grade(self, reference: str) -> None:
+        gold = {str(answer["answer_argument"]) for answer in self.instance.data["answer"]}
+        sizes = {"gold_size": len(gold)}
+        if len(reference) > 6 or int(reference) >= len(self.variables):
+            error = f"the final answer #{_short(reference)} names none of {len(self.variables)} variables"
+            self._finish(Status.VALIDATION_FAILED, 0.0, info=sizes | {"executable": False, "error": error})
+            return
+        predicted = self.store.execute(self.variables[int(reference)].program)
+        exact, f1 = compare_sets(predicted, gold, self.rules)
+        self._finish(Status.COMPLETED, exact, f1, info=sizes | {"executable": True, "predicted_size": len(predicted)})
+
+    def _no_call(self, parsed: ParsedTurn) -> Message:
+        return {"role": "user", "content": "No tool call and no final answer. Call a tool, or write Final Answer: #id."}
+
+    def _bad_call(self, call: ToolCall) -> str:
+        if self.rules == "agentbench" and call.name not in self.tool_names:
+            return self._cut(f"Function {_short(call.name)} does not exist.")
+        if self.rules == "agentbench":
+            return self._cut(f"The arguments do not match the function {_short(call.name)}.")
+        return self._cut(f"Error: {call.error}")
+
+    def _cut(self, text: str) -> str:
+        """The observation, in micro at most MICRO_CUT characters; what is cut is counted."""
+        if self.size != "micro" or len(text) <= MICRO_CUT:
+            return text
+        self.cut_chars += len(text) - MICRO_CUT
+        return text[:MICRO_CUT]
+
+    # ---- expert -----------------------------------------------------------------------------------------------------
+    def expert(self) -> Message:
+        """The first step of the gold actions that the episode still lacks; look-ups are skipped when turns run short."""
+        made = {variable.program: position for position, variable in reversed(list(enumerate(self.variables)))}
+        if self.gold_programs[-1] in made:
+            return final_answer(made[self.gold_programs[-1]])
+        todo, position = [], 0
+        for action in self.instance.data["actions"]:
+            name, arguments = parse_action(action)
+            if name.startswith("get_") and name != "get_neighbors":
+                todo.append((name, arguments, self.gold_programs[position] in made))
+            else:
+                todo.append((name, arguments, self.gold_programs[position] in made))
+                position += 1
+        builds = sum(not done for name, _, done in todo if name not in _LOOK_UPS)
+        looks = [entry for entry in todo if entry[0] in _LOOK_UPS and not self._looked(entry[0], entry[1][0]) and not entry[2]]
+        short = self.max_turns - self.turns_used < builds + len(looks) + 1
+        for entry in todo:
+            name, arguments, done = entry
+            if done or (name in _LOOK_UPS and (short or entry not in looks)):
+                continue
+            return self._as_call(name, arguments, made)
+        raise AssertionError("the gold actions do not build the gold program")

@@ -1,0 +1,226 @@
+"""Fork server of the sandboxes: a small single-threaded process, run as a script on an empty environment.
+
+Why a process of its own: a sandbox dies with the *thread* that started it, and environments run in threads that end; only a
+single-threaded process can enter a user namespace; and a forked child of this one is far cheaper than nsenter, setpriv and
+prlimit in a row. It holds no state: each datagram on the control socket (file descriptor 0) is one request (marshal, from
+the same interpreter) with its file descriptors, each is served by a fork, and the end of the socket (the owner is gone, however it went) ends this process and with
+it every sandbox. It imports nothing of the project.
+
+    {"op": "start", "argv": [bwrap ...], "files": {"6": text}}   fds: [log pipe]
+    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state"}    fds: [sandbox pidfd, output pipe, reply socket, state pipe]
+    {"op": "kill"}                                               fds: [sandbox pidfd, reply socket]: all processes but PID 1
+"""
+
+import ctypes
+import gc
+import marshal
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x2000000 * os.path.exists("/proc/self/ns/cgroup")
+TICK_S = 0.05                                                # how often a running command's memory is looked at
+PAGE = resource.getpagesize()
+STATE_IN, STATE_OUT = 3, 200                                 # where a command finds its last and leaves its next shell state
+MAX_FDS = 1024
+
+
+class Filter(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+
+
+def check(result, what):
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def prctl(option, value, *rest):
+    check(LIBC.prctl(option, ctypes.c_ulong(value) if isinstance(value, int) else value, *(rest or (0, 0, 0))), f"prctl {option}")
+
+
+def place(fds):
+    """Move descriptors {target: source} to their numbers and close every other one from 3 on."""
+    high = {target: os.dup2(source, MAX_FDS // 2 + target) for target, source in fds.items()}
+    for target, source in high.items():
+        os.dup2(source, target)
+    first = 3
+    for target in sorted(target for target in fds if target >= 3):
+        os.closerange(first, target)
+        first = target + 1
+    os.closerange(first, MAX_FDS)
+
+
+def start(request, fds, filter_code):
+    """Become bwrap. Descriptor 2 and 3: the log; 5: the filter; the others: small files, as pipes."""
+    placed = {0: os.open("/dev/null", os.O_RDONLY), 1: fds[0], 2: fds[0], 3: fds[0], 4: fds[0]}
+    for target, text in {**{int(key): value.encode() for key, value in request["files"].items()}, 5: filter_code}.items():
+        placed[target], write_end = os.pipe()
+        os.write(write_end, text)
+        os.close(write_end)
+    place(placed)
+    os.execve(request["argv"][0], request["argv"], {"LD_LIBRARY_PATH": request["libraries"]} if request.get("libraries") else {})
+
+
+def enter(pidfd):
+    prctl(PR_SET_DUMPABLE, 0)                                # nobody inside may look through /proc at this copy of the host's python
+    check(LIBC.setns(pidfd, NAMESPACES), "setns")
+
+
+def confine(request, filter_struct):
+    """Limits, no capabilities, no new privileges, the filter: everything that the command is to inherit."""
+    for name, value in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    for capability in range(64):
+        if LIBC.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break                                            # past the last capability of this kernel
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    check(LIBC.capset(struct.pack("<Ii", 0x20080522, 0), bytes(24)), "capset")
+    prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_struct), 0, 0)
+
+
+def command(request, fds, filter_struct):
+    """Become the command (already in the sandbox's process namespace)."""
+    os.setsid()
+    state, write_end = os.pipe()
+    os.write(write_end, request["state"])
+    os.close(write_end)
+    place({0: os.open("/dev/null", os.O_RDONLY), 1: fds[1], 2: fds[1], STATE_IN: state, STATE_OUT: fds[3]})
+    os.umask(0o022)
+    try:
+        os.chdir(request["cwd"])
+    except OSError:
+        os.chdir("/")
+    confine(request, filter_struct)
+    os.execve(request["argv"][0], request["argv"], request["env"])
+
+
+def memory_used():
+    """Resident bytes of all processes of the sandbox whose /proc this is."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/statm", "rb") as file:
+                    total += int(file.read().split()[1]) * PAGE
+            except (OSError, IndexError):                    # it ended between the two calls
+                continue
+    return total
+
+
+def kill_all():
+    """SIGKILL to every process of the entered namespace but PID 1, which the kernel protects."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass                                             # PID 1 was alone
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def run(request, fds, filter_struct):
+    """Enter the sandbox, run the command in a child, answer {"code", "why"}; why: exit, timeout, output, memory."""
+    reply = socket.socket(fileno=fds[2])
+    try:
+        enter(fds[0])
+        child = os.fork()
+        if child == 0:
+            try:
+                command(request, fds, filter_struct)
+            finally:
+                os.write(2, f"cannot execute: {sys.exc_info()[1]}\n".encode())
+                os._exit(126)
+        os.close(fds[1])
+        os.close(fds[3])
+        poller = select.poll()
+        poller.register(os.pidfd_open(child), select.POLLIN)
+        poller.register(reply, select.POLLIN)                # the host closes its side when the output is too long
+        why, deadline = "exit", time.monotonic() + request["wall_s"]
+        while True:
+            ready = [fd for fd, _ in poller.poll(TICK_S * 1000)]
+            if ready and reply.fileno() not in ready:
+                break
+            why = "output" if ready else "timeout" if time.monotonic() > deadline else \
+                "memory" if memory_used() > request["memory_bytes"] else "exit"
+            if why != "exit":
+                os.killpg(child, signal.SIGKILL)
+                if why == "memory":
+                    kill_all()
+                break
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        reply.send(marshal.dumps({"code": code if code >= 0 else 128 - code, "why": why}))
+    except OSError as error:
+        reply.send(marshal.dumps({"error": str(error)}))
+
+
+def kill(fds):
+    reply = socket.socket(fileno=fds[1])
+    try:
+        enter(fds[0])
+        kill_all()
+        reply.send(marshal.dumps({"code": 0, "why": "exit"}))
+    except OSError as error:
+        reply.send(marshal.dumps({"error": str(error)}))
+
+
+def serve(control, filter_code):
+    code = ctypes.create_string_buffer(filter_code, len(filter_code))
+    filter_struct = Filter(len(filter_code) // 8, ctypes.addressof(code))
+    parent = os.getpid()
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1 << 20, 8)
+        if not data:
+            return
+        if os.fork() == 0:
+            try:
+                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                request = marshal.loads(data)
+                if request["op"] == "start":
+                    start(request, fds, filter_code)
+                elif request["op"] == "run":
+                    run(request, fds, filter_struct)
+                else:
+                    kill(fds)
+            except BaseException as error:                   # a forked server must not return into the loop
+                os.write(2, f"sandbox spawner: {error!r}\n".encode())
+            finally:
+                os._exit(0)
+        for fd in fds:
+            os.close(fd)
+
+
+def main():
+    control = socket.socket(fileno=0)
+    hello, _, _, _ = socket.recv_fds(control, 1 << 20, 0)
+    filter_code, _, _, _ = socket.recv_fds(control, 1 << 20, 0)
+    hello = marshal.loads(hello)
+    if hello["uid"] is not None:                             # process limits do not bind the kernel's uid 0
+        os.setgroups([])
+        os.setresgid(hello["uid"], hello["uid"], hello["uid"])
+        os.setresuid(hello["uid"], hello["uid"], hello["uid"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FDS, MAX_FDS))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)             # Ctrl-C is the owner's business; it may want to close in order
+    gc.disable()
+    gc.freeze()
+    try:
+        serve(control, filter_code)
+    finally:
+        if hello["scratch"]:
+            shutil.rmtree(hello["scratch"], ignore_errors=True)
+
+
+main()

@@ -1,0 +1,129 @@
+"""Rewards to advantages: within a group of rollouts of one prompt, then within a task. Pure functions, float64 inside.
+
+B sequences, T tokens, G rollouts of a prompt. A NaN (or None) reward means that infrastructure left none: the row has
+advantage 0 and enters no statistic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from eppo.checks import check_name
+
+KINDS = ("grpo", "mean_only", "rloo")
+MIN_STD = 1e-12                                             # below it a task's advantages are all equal: rounding, no signal
+
+
+def group_advantages(rewards_B: Any, group_ids_B: Any, kind: str = "grpo", ddof: int = 1, eps: float = 1e-6) -> Tensor:
+    """One advantage per sequence, in input order, from the rewards of its group.
+
+        grpo       (R - mean) / (std + eps)
+        mean_only  R - mean                                 Dr. GRPO's advantage
+        rloo       R - mean of the others = G / (G - 1) * (R - mean)
+
+    A group whose known rewards are all equal, or that has one, gets exactly 0.
+
+    Args:
+        rewards_B: any scale; NaN or None where there is none.
+        group_ids_B: ints or strings; groups need neither be adjacent nor of equal size.
+        ddof: 1 is the sample std (all public code), 0 the population std (eq. 2 of the paper); only "grpo" uses it.
+        eps: added to the std.
+
+    Raises:
+        ValueError: an unknown kind, an infinite reward, ddof other than 0 or 1, or lengths that differ.
+
+    Source: EPPO eq. 2 (arXiv 2607.07178), GRPO (2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740).
+    """
+    check_name("advantage kind", kind, KINDS)
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof must be 0 (population std) or 1 (sample std), got {ddof!r}")
+    rewards, dtype = _rewards(rewards_B)
+    advantages = torch.zeros_like(rewards)
+    for rows in _groups(rewards, group_ids_B):
+        group_G = rewards[rows]
+        if bool((group_G == group_G[0]).all()):             # also a group of one
+            continue
+        centred_G = group_G - group_G.mean()
+        if kind == "grpo":
+            centred_G = centred_G / (centred_G.square().sum() / (len(rows) - ddof)).sqrt().add(eps)
+        elif kind == "rloo":
+            centred_G = centred_G * (len(rows) / (len(rows) - 1))
+        advantages[rows] = centred_G
+    return advantages.to(dtype)
+
+
+def without_spread(rewards_B: Any, group_ids_B: Any) -> Tensor:
+    """Bool [B]: the known rewards of the row's group are all equal (or there is one): a zero-variance group. False where the
+    row itself has no reward. Arguments and errors as in `group_advantages`."""
+    rewards, _ = _rewards(rewards_B)
+    flat_B = torch.zeros(len(rewards), dtype=torch.bool)
+    for rows in _groups(rewards, group_ids_B):
+        flat_B[rows] = bool((rewards[rows] == rewards[rows[0]]).all())
+    return flat_B
+
+
+def normalise_per_task(advantages_BT: Any, mask_BT: Any, task_ids_B: Any) -> Tensor:
+    """AgentRL's task advantage normalisation: (A - mean) / (std + 1e-6) over all sampled tokens of a task; 0 where masked.
+
+    Mean and sample std are token-weighted: a trajectory of 900 tokens counts 900 times. Call it on the whole step's batch,
+    before any mini-batch or shard is cut. It breaks the zero sum within a group: a group of equal rewards gets -mean / std.
+    A task with one token, or whose tokens all have the same advantage, gets 0.
+
+    Args:
+        advantages_BT: broadcastable to the mask's [B, T].
+        mask_BT: true on sampled tokens that are to be trained.
+        task_ids_B: ints or strings.
+
+    Source: AgentRL (arXiv 2510.04206); EPPO eq. 4 (2607.07178).
+    """
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool)
+    advantages_BT = torch.as_tensor(advantages_BT)
+    source_BT = advantages_BT.double().expand_as(mask_BT)
+    result_BT = torch.zeros_like(source_BT)
+    codes_B = _codes(task_ids_B).to(mask_BT.device)
+    _same_length(len(mask_BT), codes_B)
+    for code in codes_B.unique():
+        where_BT = mask_BT & (codes_B == code)[:, None]
+        tokens_N = source_BT[where_BT]
+        if len(tokens_N) < 2:
+            continue
+        std = tokens_N.std(correction=1)
+        if std >= MIN_STD:
+            result_BT[where_BT] = (tokens_N - tokens_N.mean()) / (std + 1e-6)
+    return result_BT.to(advantages_BT.dtype if advantages_BT.is_floating_point() else torch.get_default_dtype())
+
+
+def _rewards(rewards_B: Any) -> tuple[Tensor, torch.dtype]:
+    """Rewards in float64 on the CPU with NaN for None, and the dtype to answer in."""
+    if not isinstance(rewards_B, Tensor):
+        rewards_B = torch.as_tensor([float("nan") if reward is None else reward for reward in rewards_B])
+    rewards = rewards_B.detach().cpu().double()
+    if rewards.ndim != 1 or rewards.isinf().any():
+        raise ValueError(f"rewards must be one finite number (or NaN) per sequence, got shape {tuple(rewards.shape)}, "
+                         f"infinite: {int(rewards.isinf().sum())}")
+    return rewards, rewards_B.dtype if rewards_B.is_floating_point() else torch.get_default_dtype()
+
+
+def _groups(rewards: Tensor, group_ids_B: Any) -> list[Tensor]:
+    """Row indices of each group's known rewards; groups without any are left out."""
+    codes_B = _codes(group_ids_B).cpu()
+    _same_length(len(rewards), codes_B)
+    known_B = ~rewards.isnan()
+    rows = [(known_B & (codes_B == code)).nonzero()[:, 0] for code in codes_B.unique()]
+    return [index for index in rows if len(index)]
+
+
+def _codes(ids_B: Sequence[Any] | Tensor) -> Tensor:
+    """Ids of any kind as whole numbers."""
+    if isinstance(ids_B, Tensor):
+        return ids_B
+    numbers: dict[Any, int] = {}
+    return torch.tensor([numbers.setdefault(one, len(numbers)) for one in ids_B], dtype=torch.long)
+
+
+def _same_length(count: int, codes_B: Tensor) -> None:
+    if codes_B.shape != (count,):
+        raise ValueError(f"ids must be one per sequence: {count} sequences, ids of shape {tuple(codes_B.shape)}")

@@ -1,0 +1,213 @@
+"""What a method is: settings, and hooks that the trainer calls. The defaults are GRPO's; a method overrides what differs.
+
+Order of calls in one training step: `select` on the rolled-out groups; `advantages` on the whole batch; `pace` with the
+per-task statistics of the pass before the first gradient; then per optimiser step `bounds` and `denominator` on the whole
+mini-batch, and per micro-batch `token_loss` and `extra`, each through `reduce`; `combine` if gradients are kept per task.
+`metrics` and `warnings` go to the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Iterable, Mapping, NamedTuple, Sequence, get_type_hints
+
+from torch import Tensor, nn
+
+from eppo.advantages import KINDS, group_advantages, normalise_per_task, without_spread
+from eppo.checks import check_name, check_type
+from eppo.clipping import task_bounds
+from eppo.losses import KL_KINDS, check_reduction, clipped_surrogate, kl_penalty, reduce_tokens, reduction_count
+from eppo.pacer import EntropyPacer, Reading
+from eppo.types import Batch, Group, TaskStats
+
+RARE_CLIP = 1e-3                                            # below this share of clipped tokens, clip methods cannot differ
+STEPS_TO_JUDGE = 10
+
+
+class Forward(NamedTuple):
+    """What the training pass gives `extra`: log-probabilities at the sampling temperature with gradient; entropies in nats, with
+    gradient if "entropy" is in `needs`; the last hidden states if "hidden" is."""
+
+    policy_logp_BT: Tensor
+    entropy_BT: Tensor | None = None
+    hidden_BTD: Tensor | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Algorithm:
+    """Base of all methods; its fields are the settings that every method shares.
+
+    Args:
+        clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high] for a task without a range from `pace`.
+        dual_clip: cap of the ratio where A < 0, above 1; None for none.
+        kl_coef, kl_kind: weight and estimator of the KL to the reference (`losses.kl_penalty`); 0 needs no reference.
+        reduction, max_tokens: `losses.reduce_tokens`.
+        advantage, ddof: kind and std of `advantages.group_advantages`.
+        task_norm: task advantage normalisation after the group advantage.
+        mask_zero_variance_groups: leave groups of equal rewards out of that normalisation, with advantage 0.
+
+    Raises:
+        ValueError: a setting of the wrong type, out of range, or without effect beside the others.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0
+    kl_coef: float = 1e-4
+    kl_kind: str = "k3"
+    reduction: str = "token_mean"
+    max_tokens: int | None = None
+    advantage: str = "grpo"
+    ddof: int = 1
+    task_norm: bool = False
+    mask_zero_variance_groups: bool = False
+
+    name: ClassVar[str] = ""                                # set by `register`
+    step_metrics: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    clip_steps: int = field(default=0, init=False, repr=False)
+    clip_sum: float = field(default=0.0, init=False, repr=False)
+    pacer: EntropyPacer = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name in self.setting_names():
+            setattr(self, name, check_type(f"{self.name or type(self).__name__}: {name}", getattr(self, name), hints[name]))
+        check_name("advantage kind", self.advantage, KINDS)
+        check_name("KL kind", self.kl_kind, KL_KINDS)
+        check_reduction(self.reduction, self.max_tokens)
+        if not 0 < self.clip_low <= 1 or not self.clip_high > 0:
+            raise ValueError(f"clip_low must lie in (0, 1] and clip_high above 0, got {self.clip_low} and {self.clip_high}")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip must be above 1 (3 is usual) or null, got {self.dual_clip}")
+        if self.kl_coef < 0:
+            raise ValueError(f"kl_coef must be at least 0, got {self.kl_coef}")
+        if self.ddof not in (0, 1):
+            raise ValueError(f"ddof must be 0 (population std) or 1 (sample std), got {self.ddof}")
+        if self.mask_zero_variance_groups and not self.task_norm:
+            raise ValueError("mask_zero_variance_groups acts on task normalisation only; set task_norm or leave it out")
+        self.pacer = self.make_pacer()
+
+    @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """The settings that may be given to this method."""
+        return tuple(one.name for one in fields(cls) if one.init)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting with its value, for the record."""
+        return {name: getattr(self, name) for name in self.setting_names()}
+
+    def make_pacer(self) -> EntropyPacer:
+        """The pacer that watches the run. Here it only observes: its readings are logged, and move nothing."""
+        return EntropyPacer()
+
+    # ---- hooks ------------------------------------------------------------------------------------------------------
+    @property
+    def needs(self) -> frozenset[str]:
+        """Subset of {"policy_pass", "ref_logp", "entropy", "hidden", "per_task_grad"}: what the trainer must provide."""
+        return frozenset({"ref_logp"} if self.kl_coef else ())
+
+    def select(self, groups: Sequence[Group]) -> tuple[Sequence[Group], dict[str, int]]:
+        """Groups to keep, and how many more to roll out per task. Default: all, none."""
+        return groups, {}
+
+    def group_credit(self, batch: Batch) -> Tensor:
+        """advantages_BT before task normalisation: one value per sequence on its sampled tokens, 0 elsewhere."""
+        scores_B = group_advantages(batch.rewards_B, batch.group_ids_B, self.advantage, self.ddof)
+        return scores_B.to(batch.sampler_logp_BT)[:, None] * self.trained_mask(batch)
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """advantages_BT of the whole step's batch, 0 off the sampled tokens and in rows without a reward."""
+        advantages_BT, mask_BT = self.group_credit(batch), self.trained_mask(batch)
+        self.step_metrics = {}
+        if not self.task_norm:
+            return advantages_BT
+        flat_B = without_spread(batch.rewards_B, batch.group_ids_B).to(mask_BT.device)
+        if self.mask_zero_variance_groups:
+            mask_BT = mask_BT & ~flat_B[:, None]
+        advantages_BT = normalise_per_task(advantages_BT, mask_BT, batch.task_ids_B)
+        self._count_reinforced_failures(batch, advantages_BT, flat_B)
+        return advantages_BT
+
+    def pace(self, stats: Mapping[str, TaskStats]) -> dict[str, float]:
+        """Clip range per task, once per rollout batch; a task that is missing keeps clip_low and clip_high. Default: none, but
+        the pacer observes."""
+        self.observe(stats)
+        return {}
+
+    def bounds(self, minibatch: Batch, eps: Mapping[str, float], policy_logp_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Ratio bounds lo_BT and hi_BT of a mini-batch, 1 -+ the task's range, once per optimiser step."""
+        return task_bounds(minibatch.task_ids_B, [eps.get(task, self.clip_low) for task in minibatch.tasks],
+                           [eps.get(task, self.clip_high) for task in minibatch.tasks], minibatch.sampler_logp_BT)
+
+    def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
+        """The policy-gradient loss per token, to minimise."""
+        return clipped_surrogate(policy_logp_BT, minibatch.sampler_logp_BT, minibatch.advantages_BT, minibatch.mask_BT,
+                                 lo_BT, hi_BT, self.dual_clip)[0]
+
+    def extra(self, forward: Forward, minibatch: Batch) -> dict[str, Tensor]:
+        """Further losses per token, each already multiplied by its coefficient. Default: "kl" where kl_coef > 0."""
+        if not self.kl_coef:
+            return {}
+        return {"kl": self.kl_coef * kl_penalty(forward.policy_logp_BT, minibatch.ref_logp_BT, self.kl_kind, minibatch.mask_BT)}
+
+    def extra_parameters(self) -> Iterable[nn.Parameter]:
+        """Parameters of the method's own to train beside the policy's."""
+        return ()
+
+    def combine(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """One gradient from the tasks' gradients (needs "per_task_grad"). Default: the sum, which is the joint gradient."""
+        return sum(gradients.values())
+
+    def denominator(self, mask_BT: Tensor) -> int:
+        """What `reduce` divides by, for one optimiser step's whole mask; sum it over ranks."""
+        return reduction_count(mask_BT, self.reduction)
+
+    def reduce(self, loss_BT: Tensor, mask_BT: Tensor, denominator: float) -> Tensor:
+        """A micro-batch's share of the optimiser step's loss."""
+        return reduce_tokens(loss_BT, mask_BT, self.reduction, self.max_tokens, denominator)
+
+    # ---- state and records ------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs, as JSON values (tensors only if the method has parameters)."""
+        return {"pacer": self.pacer.state_dict(), "clip_steps": self.clip_steps, "clip_sum": self.clip_sum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.pacer.load_state_dict(state["pacer"])
+        self.clip_steps, self.clip_sum = state["clip_steps"], state["clip_sum"]
+
+    def metrics(self) -> dict[str, float]:
+        """This step's numbers, flat: pacer/<task>/<field> (for a method that does not pace: what the pacer would have said), and
+        task/<task>/reinforced_failure_frac with task normalisation, the share of the task's episodes that failed together with
+        their whole group and still got a positive advantage."""
+        return self.pacer.metrics() | self.step_metrics
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the run must know, as constant texts; a text goes when its reason does."""
+        if self.clip_steps >= STEPS_TO_JUDGE and self.clip_sum / self.clip_steps < RARE_CLIP:
+            return ["The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in the clip "
+                    "range cannot differ here; use more minibatches, epochs or lag."]
+        return []
+
+    def observe(self, stats: Mapping[str, TaskStats]) -> dict[str, Reading]:
+        """Feed the pacer and the watch on the clip fraction; the readings per task."""
+        seen = [one.clip_high + one.clip_low for one in stats.values() if one.tokens]
+        if self.pacer.steps and seen:                       # before the first optimiser step there is no clip fraction
+            self.clip_steps += 1
+            self.clip_sum += sum(seen) / len(seen)
+        return self.pacer.observe(stats)
+
+    @staticmethod
+    def trained_mask(batch: Batch) -> Tensor:
+        """mask_BT without the rows that have no reward."""
+        return batch.mask_BT & ~batch.rewards_B.isnan().to(batch.mask_BT.device)[:, None]
+
+    def _count_reinforced_failures(self, batch: Batch, advantages_BT: Tensor, flat_B: Tensor) -> None:
+        reinforced_B = ((advantages_BT > 0).any(dim=1) & flat_B).tolist()
+        for index, task in enumerate(batch.tasks):
+            rows = (batch.task_ids_B == index).nonzero()[:, 0].tolist()
+            if rows:
+                hits = sum(reinforced_B[row] and not batch.trajectories[row].success for row in rows)
+                self.step_metrics[f"task/{task}/reinforced_failure_frac"] = hits / len(rows)

@@ -1,0 +1,97 @@
+"""Imitation: a small model learns to act by imitating noisy expert episodes, until RL has something to improve.
+
+Demonstrations are played by each environment's own expert, whose turns are replaced by plausible mistakes with a task's
+`noise` probability; the expert recovers. The model imitates the mistakes too: what it then samples succeeds sometimes, which is
+where group-relative RL learns from. Token layout is that of rollouts, to the bit (`eppo.chat`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from envs.tool_calls import render_turn
+from eppo.chat import ChatFormat
+from eppo.policy import token_scores
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A noisy expert episode as text: opening messages, then (assistant text, messages that answered it) per turn."""
+
+    task: str
+    opening: list[dict[str, Any]]
+    turns: list[tuple[str, list[dict[str, Any]]]]
+    success: bool
+
+
+def demonstrate(env: Any, index: int, noise: float, rng: random.Random, max_turns: int | None = None) -> Demonstration:
+    """Play instance `index` with an expert whose turns are mistakes with probability `noise`."""
+    opening, turns, result = env.reset(index, seed=0), [], None
+    for _ in range(max_turns or env.max_turns):
+        text = render_turn(env.mistake(rng) if rng.random() < noise else env.expert())
+        result = env.step(text)
+        turns.append((text, [{key: message[key] for key in ("role", "content")} for message in result.messages]))
+        if result.done:
+            break
+    return Demonstration(env.task, [dict(message) for message in opening], turns, result.reward == 1.0)
+
+
+def encode(demo: Demonstration, chat: ChatFormat, tools: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Ids and mask of a demonstration; the mask is 1 on assistant turns with their end token, as in a sampled trajectory."""
+    ids = chat.opening_ids(demo.opening, tools)
+    mask = [0] * len(ids)
+    for number, (text, messages) in enumerate(demo.turns):
+        turn = chat.turn_ids(text)
+        ids, mask = ids + turn, mask + [1] * len(turn)
+        if number + 1 < len(demo.turns):
+            more = chat.continuation_ids(messages, ended=True)
+            ids, mask = ids + more, mask + [0] * len(more)
+    return ids, mask
+
+
+def imitation_batches(encoded: Mapping[str, Sequence[tuple[list[int], list[int]]]], share: Mapping[str, float], size: int,
+                      seed: int) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Endless batches of `size` episodes; a task's expected part is proportional to its `share`, its episodes come epoch by epoch."""
+    rng = random.Random(f"imitation/{seed}")
+    tasks = list(encoded)
+    queues: dict[str, list] = {task: [] for task in tasks}
+    while True:
+        batch = []
+        for task in rng.choices(tasks, weights=[share[task] for task in tasks], k=size):
+            if not queues[task]:
+                queues[task] = rng.sample(list(encoded[task]), len(encoded[task]))
+            batch.append(queues[task].pop())
+        yield batch
+
+
+def imitate(model: nn.Module, batches: Iterator[list[tuple[list[int], list[int]]]], *, updates: int, lr: float,
+            warmup: int = 30) -> Iterator[tuple[int, float, int]]:
+    """AdamW on the mean negative log-likelihood of assistant tokens; linear warm-up, then linear decay to a tenth.
+
+    Yields (update, loss in nats per token, padded tokens seen) after every update.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (step + 1) / warmup, 1.0 - 0.9 * max(0, step - warmup) / max(1, updates - warmup)))
+    tokens = 0
+    for update in range(updates):
+        batch = next(batches)
+        length = max(len(ids) for ids, _ in batch)
+        ids_BT = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in batch])
+        mask_BT = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in batch], dtype=torch.bool)
+        scores = token_scores(model, ids_BT, mask_BT, entropy=False)
+        loss = -scores.logp_BT.sum() / mask_BT.sum().to(scores.logp_BT.device)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"warm start: the loss is {loss.item()} at update {update}; lower warm_start.lr")
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        tokens += sum(len(ids) for ids, _ in batch)
+        yield update + 1, loss.item(), tokens

@@ -1,0 +1,277 @@
+"""What a run leaves behind, and how it is read back. One folder per run:
+
+    run.json             the whole resolved configuration, identity, commit, versions, hardware, times, status, error
+    steps.jsonl          one line per training step: {"step": 1, "loss/total": ..., "task/db/entropy": ..., "perf/step_s": ...}
+    episodes.jsonl       one line per training episode         trajectories.jsonl    a sample of them, token by token
+    eval.jsonl           one line per evaluated episode        checkpoints/          see eppo.checkpoint
+
+run.json is replaced atomically. The others only grow, one JSON object per line with the key "step", sorted keys, flushed to the
+disk before a write returns. NaN (a metric that a step does not have) is written as null; infinity is refused. Timings
+stand under perf/ and nowhere else in these files, so two equal runs write equal steps.jsonl but for perf/ (`compare_steps`).
+The schema, column by column: results/README.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from eppo.config import ROOT, RunConfig
+from eppo.files import LineFile, encode, read_lines, write_atomically
+from eppo.types import StepRecord
+
+SCHEMA = 1
+RUN_COLUMNS = ("path", "recipe", "method", "seed", "status", "steps", "started", "ended", "commit", "dirty", "identity")
+FILES = ("steps", "episodes", "trajectories", "eval")
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "vllm", "numpy", "pandas")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as it was recorded. `steps`, `episodes`, `eval`: one row per line, null as NaN; empty where nothing was written."""
+
+    path: Path
+    info: dict[str, Any]
+    steps: pd.DataFrame
+    episodes: pd.DataFrame
+    eval: pd.DataFrame
+
+    @property
+    def config(self) -> RunConfig:
+        return RunConfig.from_dict(self.info["config"])
+
+
+class RunWriter:
+    """The one writer of a run's folder; a context manager that records how the run ended.
+
+        with RunWriter(config.run_dir(), config) as writer:
+            writer.write_step(StepRecord(1, metrics), episodes=rows, trajectories=rows)
+
+    Leaving it without an exception gives status "finished", by Ctrl-C or a closed generator "stopped", else "failed" with the
+    error's text. A killed process leaves "running".
+
+    Args:
+        folder: made if absent.
+        config: the run's configuration.
+        resume: go on with the run in `folder`; call `rewind` with the checkpoint's step next.
+
+    Raises:
+        ValueError: the folder holds a run and `resume` is False; or `resume` is True and it holds none, or another one; or a
+            file of it is corrupt.
+        BlockingIOError: another process writes there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], config: RunConfig, *, resume: bool = False) -> None:
+        self.folder, self.config = Path(folder), config
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            before = self._check_folder(resume)
+            self._files = {name: LineFile(self.folder / f"{name}.jsonl") for name in FILES}
+            self.info = {"schema": SCHEMA, "identity": config.identity(), "config": config.to_dict(), "seed": config.seed,
+                         "started": before.get("started", _now()), "ended": None, "status": "running", "error": None,
+                         "resumed": [*before.get("resumed", []), _now()] if resume else [], **environment()}
+            self._save_info()
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, BlockingIOError):
+                raise BlockingIOError(f"another process writes the run in {self.folder}; wait for it or end it") from None
+            raise
+
+    def _check_folder(self, resume: bool) -> dict[str, Any]:
+        """What run.json says so far, or {}."""
+        exists = (self.folder / "run.json").exists()
+        info = _read_info(self.folder) if exists and (resume or self._num_steps()) else {}
+        if resume:
+            if not exists:
+                raise ValueError(f"nothing to resume: {self.folder} holds no run.json; start without resume")
+            if changes := RunConfig.from_dict(info["config"]).differences(self.config):
+                raise ValueError(f"{self.folder} holds a run of another configuration ({'; '.join(changes)}); "
+                                 "resume with the old one, or give another out")
+        elif info:
+            raise ValueError(f"{self.folder} already holds a run (status {info['status']}, {self._num_steps()} steps); "
+                             "resume it, give another out, or move the folder away")
+        return info
+
+    def _num_steps(self) -> int:
+        return _count_lines(self.folder / "steps.jsonl")
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step in steps.jsonl, None before the first."""
+        return self._files["steps"].last_step
+
+    def write_step(self, record: StepRecord, episodes: Iterable[Mapping[str, Any]] = (),
+                   trajectories: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Append one step, its line in steps.jsonl last; either everything is valid or nothing is written.
+
+        Raises:
+            ValueError: an infinite metric, a value that is not JSON, or a step that is not after the last one.
+            OSError: the disk is full (ENOSPC); what was written before is intact.
+        """
+        if self.last_step is not None and record.step <= self.last_step:
+            raise ValueError(f"step {record.step} comes after step {self.last_step} in {self.folder}/steps.jsonl; rewind first")
+        rows = {"episodes": episodes, "trajectories": trajectories, "steps": [record.metrics]}
+        lines = {name: [encode({**row, "step": record.step}, name) for row in rows[name]] for name in rows}
+        for name in rows:
+            self._files[name].append(lines[name], record.step)
+
+    def write_eval(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append evaluated episodes of the weights after `step` (0: before training)."""
+        self._files["eval"].append([encode({**row, "step": step}, "eval") for row in rows], step)
+
+    def rewind(self, step: int) -> None:
+        """Drop every line of a later step, atomically file by file: the state to which a checkpoint of `step` belongs."""
+        for file in self._files.values():
+            file.rewind(step)
+
+    def close(self, status: str, error: str | None = None) -> None:
+        """Record how the run ended ("finished", "stopped" or "failed") and free the folder."""
+        self.info |= {"status": status, "error": error, "ended": _now()}
+        try:
+            self._save_info()
+        finally:
+            for file in self._files.values():
+                file.close()
+            os.close(self._lock)
+
+    def _save_info(self) -> None:
+        text = json.dumps(self.info, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        write_atomically(self.folder / "run.json", text.encode())
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close("finished")
+        elif issubclass(kind, (GeneratorExit, KeyboardInterrupt)):
+            self.close("stopped")
+        else:
+            self.close("failed", f"{kind.__name__}: {error}")
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """The run recorded in `folder`.
+
+    Raises:
+        ValueError: no run there, a newer schema, or a corrupt line (file and line are named). A half-written last line, left by
+            a killed process, is only a warning.
+    """
+    folder = Path(folder)
+    info = _read_info(folder)
+    frames = {name: _frame(read_lines(folder / f"{name}.jsonl")) for name in ("steps", "episodes", "eval")}
+    return Run(folder, info, **frames)
+
+
+def list_runs(root: str | os.PathLike[str] = ROOT / "results" / "runs") -> pd.DataFrame:
+    """The runs below `root`, one row each with the columns of RUN_COLUMNS, sorted by path.
+
+    An unreadable run.json is a row with status "unreadable" and a warning.
+    """
+    rows = []
+    for path in sorted(Path(root).rglob("run.json")):
+        row = {"path": str(path.parent), "status": "unreadable", "steps": _count_lines(path.parent / "steps.jsonl")}
+        try:
+            info = _read_info(path.parent)
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            row |= {name: info["config"][name] for name in ("recipe", "method", "seed")}
+            row |= {name: info[name] for name in ("status", "started", "ended", "commit", "dirty", "identity")}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=list(RUN_COLUMNS))
+
+
+def compare_steps(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> list[str]:
+    """Where steps.jsonl of two run folders differ, perf/ apart, as "step 3: loss/total: 0.1 is not 0.2"; empty when equal."""
+    left, right = ({row["step"]: row for row in read_lines(Path(folder) / "steps.jsonl")} for folder in (a, b))
+    found = []
+    for step in sorted(left | right):
+        mine, other = left.get(step, {}), right.get(step, {})
+        for name in sorted(mine | other):
+            values = [row[name] if name in row else "absent" for row in (mine, other)]
+            if not name.startswith("perf/") and repr(values[0]) != repr(values[1]):
+                found.append(f"step {step}: {name}: {values[0]!r} is not {values[1]!r}")
+    return found
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """One row each, "step" first and the other columns sorted; columns of numbers and nulls are floats."""
+    columns = sorted({name for row in rows for name in row} - {"step"})
+    frame = pd.DataFrame(rows, columns=["step", *columns])
+    empty = [name for name in columns if frame[name].isna().all()]
+    return frame.astype({"step": "int64"} | {name: "float64" for name in empty})
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    path = folder / "run.json"
+    try:
+        info = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"no run in {folder}: it holds no run.json; list_runs() shows the runs there are") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is corrupt ({error}); restore it, or move the folder away and start again") from None
+    if not isinstance(info, dict) or info.get("schema") != SCHEMA:
+        schema = info.get("schema") if isinstance(info, dict) else None
+        raise ValueError(f"{path} has record schema {schema!r}; this version reads schema {SCHEMA}: use the version of the "
+                         "project that wrote it")
+    return info
+
+
+def _count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+# ---- where a run took place -----------------------------------------------------------------------------------------
+def environment() -> dict[str, Any]:
+    """What run.json says about code and machine: commit, dirty (tracked files changed), versions, hardware; None if unknown."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    hardware = {"system": platform.system(), "machine": platform.machine(), "processor": _processor(), "gpus": gpus,
+                "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
+                "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)}
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes), "versions": versions,
+            "hardware": hardware}
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of a git command in the repository of this file, None where there is none."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str | None:
+    path = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("model name")] \
+        if path.exists() else []
+    return names[0] if names else platform.processor() or None
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,288 @@
+"""Episodes: messages become tokens, tokens become turns, turns become trajectories and groups.
+
+`Episode` is one episode as a state machine (request out, completion in); `run_episode` plays one, `run_groups` plays the G
+rollouts of many prompts at once, continuously refilled. Training and evaluation use the same code.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence
+
+from eppo.chat import ChatFormat
+from eppo.generate.protocol import FRESH, STALE, Completion, Generator, Request, stable_seed
+from eppo.types import Group, Trajectory, Turn
+
+COMPLETED, CONTEXT_LIMIT, TASK_LIMIT = "completed", "agent context limit", "task limit reached"
+ENVIRONMENT_ERROR, MODEL_ERROR = "environment error", "model error"
+MIN_REPLY_TOKENS = 4                                        # with less room than this a turn is not worth sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """Limits and sampling of one episode. Tokens are the model's; `max_tokens` bounds the whole episode, prompt included.
+
+    `abnormal_reward` replaces the training reward of every ending but `completed` (EPPO App. A.1, AgentRL: -0.2); None keeps the
+    environment's. `stale_share` is the probability, per turn, of sampling from the stale pool.
+    """
+
+    max_tokens: int = 8192
+    max_turn_tokens: int = 1024
+    max_turns: int | None = None
+    temperature: float = 1.0
+    abnormal_reward: float | None = -0.2
+    stale_share: float = 0.0
+
+
+class Episode:
+    """One episode. `open()` gives the first request; `receive(completion)` gives the next one, or None at the end."""
+
+    def __init__(self, env: Any, index: int, chat: ChatFormat, limits: RolloutLimits, *, session: str, group_id: str, seed: int) -> None:
+        self.env, self.index, self.chat, self.limits = env, index, chat, limits
+        self.session, self.group_id, self.seed = session, group_id, seed
+        instance = env.instances[index]
+        self.instance_id, self.kind = instance.id, instance.kind
+        self.ids: list[int] = []
+        self.mask: list[int] = []
+        self.logp: list[float] = []
+        self.version: list[int] = []
+        self.turns: list[Turn] = []
+        self.status, self.reward, self.score = "running", 0.0, None
+        self.info: dict[str, Any] = {"cut_chars": 0, "env_s": 0.0}
+
+    # the run of the episode ----------------------------------------------------------------------------------------
+    def open(self) -> Request | None:
+        started = time.perf_counter()
+        try:
+            messages = self.env.reset(self.index, self.seed)
+        except Exception as fault:                          # noqa: BLE001  whatever broke, the episode says so and the run goes on
+            self._fault(fault)
+            return None
+        self.info["env_s"] += time.perf_counter() - started
+        opening = self.chat.opening_ids(messages, self.env.tools)
+        self._anchor = str(messages[-1].get("content", ""))
+        self._append(opening)
+        if len(opening) + MIN_REPLY_TOKENS > self.limits.max_tokens:
+            self._end(CONTEXT_LIMIT)
+            return None
+        return self._request(opening)
+
+    def receive(self, completion: Completion) -> Request | None:
+        """Play the sampled turn in the environment."""
+        start = len(self.ids)
+        self.ids += completion.ids
+        self.mask += [1] * len(completion.ids)
+        self.logp += completion.logp
+        self.version += [completion.version] * len(completion.ids)
+        turn = Turn(start, len(self.ids), self._anchor, finish_reason=completion.finish_reason)
+        self.turns.append(turn)
+        text = self.chat.decode(completion.ids)
+        started = time.perf_counter()
+        try:
+            result = self.env.step(text, finish_reason=completion.finish_reason)
+        except Exception as fault:                          # noqa: BLE001  as in open
+            self._fault(fault)
+            return None
+        self.info["env_s"] += time.perf_counter() - started
+        turn.reward = result.reward
+        turn.calls = tuple(message["name"] for message in result.messages if message.get("role") == "tool" and message.get("name"))
+        for key, value in result.info.items():
+            self.info[key] = self.info[key] + value if key == "cut_chars" else value
+        if result.done:
+            self.reward, self.score = result.reward, result.score
+            self._end(str(result.status))
+            return None
+        if self.limits.max_turns is not None and len(self.turns) >= self.limits.max_turns:
+            self._end(TASK_LIMIT)
+            return None
+        room = self.limits.max_tokens - len(self.ids) - MIN_REPLY_TOKENS
+        ids, cut = self.chat.fitting_continuation(result.messages, completion.finish_reason == "stop", room)
+        if ids is None:
+            self._end(CONTEXT_LIMIT)
+            return None
+        self.info["cut_chars"] += cut
+        self._anchor = "\n".join(str(message.get("content", "")) for message in result.messages)
+        self._append(ids)
+        return self._request(ids)
+
+    def fail(self, error: BaseException) -> None:
+        """The generator failed on this episode."""
+        self._end(MODEL_ERROR)
+        self.info["error"] = f"{type(error).__name__}: {error}"
+
+    def _append(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logp += [0.0] * len(ids)
+        self.version += [-1] * len(ids)
+
+    def _request(self, new_ids: list[int]) -> Request:
+        limits, number = self.limits, len(self.turns)
+        stale = stable_seed("pool", self.seed, self.instance_id, number) / 2**63 < limits.stale_share
+        room = limits.max_tokens - len(self.ids)
+        return Request(self.session, new_ids, max(1, min(limits.max_turn_tokens, room)), limits.temperature, self.chat.stop_ids,
+                       stable_seed(self.seed, self.env.task, self.instance_id, number), STALE if stale else FRESH)
+
+    def _fault(self, fault: Exception) -> None:
+        self._end(ENVIRONMENT_ERROR)
+        self.info["error"] = f"{type(fault).__name__}: {fault}"
+
+    def _end(self, status: str) -> None:
+        self.status = status
+
+    # its result ----------------------------------------------------------------------------------------------------
+    def trajectory(self) -> Trajectory:
+        """The episode as data. An infrastructure fault has reward NaN: it is no reward and stays out of every baseline."""
+        faulted = self.status in (ENVIRONMENT_ERROR, MODEL_ERROR)
+        abnormal = self.status != COMPLETED and self.limits.abnormal_reward is not None
+        reward = float("nan") if faulted else self.limits.abnormal_reward if abnormal else self.reward
+        return Trajectory(self.ids, self.mask, self.logp, self.version, self.turns, reward=reward, env_reward=self.reward,
+                          score=self.score, success=self.reward == 1.0, status=self.status, task=self.env.task,
+                          instance_id=self.instance_id, group_id=self.group_id, seed=self.seed, kind=self.kind, info=self.info)
+
+
+def run_episode(env: Any, index: int, generator: Generator, tokenizer: Any, *, seed: int = 0, temperature: float = 1.0,
+                max_turns: int | None = None, max_tokens: int | None = None, limits: RolloutLimits | None = None) -> Trajectory:
+    """Play one episode and return its trajectory; `tokenizer` may be a ChatFormat."""
+    chat = tokenizer if isinstance(tokenizer, ChatFormat) else ChatFormat(tokenizer)
+    limits = limits or RolloutLimits(max_tokens=max_tokens or 8192, max_turns=max_turns, temperature=temperature)
+    session = f"{env.task}:{index}:{seed}"
+    episode = Episode(env, index, chat, limits, session=session, group_id=session, seed=seed)
+    try:
+        request = episode.open()
+        while request is not None:
+            try:
+                completion, = generator.generate([request])
+            except Exception as error:                      # noqa: BLE001  one failed generation is one failed episode
+                episode.fail(error)
+                break
+            request = episode.receive(completion)
+    finally:
+        generator.end(session)
+    return episode.trajectory()
+
+
+def run_group(env: Any, index: int, generator: Generator, tokenizer: Any, size: int, *, seed: int = 0, **settings: Any) -> Group:
+    """`size` rollouts of one prompt, one after the other in one environment."""
+    group_id = f"{env.task}:{index}:{seed}"
+    trajectories = [run_episode(env, index, generator, tokenizer, seed=stable_seed(seed, member), **settings) for member in range(size)]
+    for trajectory in trajectories:
+        trajectory.group_id = group_id
+    return Group(group_id, env.task, env.instances[index].id, trajectories)
+
+
+class EnvPool:
+    """Environments by task, made on demand and reused; one episode holds one at a time.
+
+    Args:
+        make: `make(task) -> Env`.
+    """
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        self._make, self._idle, self._all, self._lock = make, {}, [], threading.Lock()
+
+    def take(self, task: str) -> Any:
+        with self._lock:
+            idle = self._idle.setdefault(task, [])
+            if idle:
+                return idle.pop()
+        env = self._make(task)
+        with self._lock:
+            self._all.append(env)
+        return env
+
+    def give_back(self, env: Any) -> None:
+        with self._lock:
+            self._idle.setdefault(env.task, []).append(env)
+
+    def close(self) -> None:
+        with self._lock:
+            for env in self._all:
+                env.close()
+            self._all.clear()
+            self._idle.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play."""
+
+    task: str
+    index: int
+    group_id: str
+    seed: int
+
+
+def run_jobs(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: ChatFormat, limits: RolloutLimits, *, workers: int = 8,
+             concurrency: int = 128) -> list[Trajectory]:
+    """Play all jobs, at most `concurrency` at a time, and return their trajectories in the order of `jobs`.
+
+    Environments step in `workers` threads. A generator that can `stream` gets every episode's next turn at a reproducible moment;
+    others are called from `concurrency` threads and batch what arrives together.
+    """
+    if hasattr(generator, "stream"):
+        return _run_streaming(jobs, envs, generator, chat, limits, workers, concurrency)
+    results: list[Trajectory | None] = [None] * len(jobs)
+
+    def play(number: int) -> None:
+        job = jobs[number]
+        env = envs.take(job.task)
+        try:
+            results[number] = run_episode(env, job.index, generator, chat, seed=job.seed, limits=limits)
+            results[number].group_id = job.group_id
+        finally:
+            envs.give_back(env)
+
+    with ThreadPoolExecutor(concurrency) as threads:
+        for future in [threads.submit(play, number) for number in range(len(jobs))]:
+            future.result()
+    return results
+
+
+def _run_streaming(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: ChatFormat, limits: RolloutLimits, workers: int,
+                   concurrency: int) -> list[Trajectory]:
+    """Slot s plays jobs s, s + slots, s + 2 slots, …: which job a slot plays next never depends on which slot was faster."""
+    results: list[Trajectory | None] = [None] * len(jobs)
+    slots: list[tuple[int, Episode] | None] = [None] * min(concurrency, len(jobs))
+
+    def begin(slot: int, number: int) -> Request | None:
+        while number < len(jobs):
+            job = jobs[number]
+            env = envs.take(job.task)
+            episode = Episode(env, job.index, chat, limits, session=f"{job.group_id}/{number}", group_id=job.group_id, seed=job.seed)
+            slots[slot] = (number, episode)
+            request = episode.open()
+            if request is not None:
+                return request
+            number = finish(slot)
+        return None
+
+    def finish(slot: int) -> int:
+        number, episode = slots[slot]
+        results[number] = episode.trajectory()
+        envs.give_back(episode.env)
+        generator.end(episode.session)
+        return number + len(slots)
+
+    def proceed(slot: int, completion: Completion) -> Request | None:
+        request = slots[slot][1].receive(completion)
+        return request if request is not None else begin(slot, finish(slot))
+
+    with ThreadPoolExecutor(workers) as threads:
+        opened = list(threads.map(begin, range(len(slots)), range(len(slots))))
+        live = [slot for slot, request in enumerate(opened) if request is not None]
+        generator.stream([opened[slot] for slot in live],
+                         lambda position, completion: threads.submit(proceed, live[position], completion), concurrency)
+    return results
+
+
+def to_groups(trajectories: Sequence[Trajectory]) -> list[Group]:
+    """Trajectories by group id, in order of first appearance."""
+    groups: dict[str, Group] = {}
+    for trajectory in trajectories:
+        group = groups.setdefault(trajectory.group_id, Group(trajectory.group_id, trajectory.task, trajectory.instance_id, []))
+        group.trajectories.append(trajectory)
+    return list(groups.values())
