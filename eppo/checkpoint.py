@@ -115,16 +115,16 @@ def _check_plain(value: Any, place: str) -> None:
         for index, item in enumerate(value):
             _check_plain(item, f"{place}[{index}]")
     elif type(value) not in PLAIN and not isinstance(value, Tensor):
-        raise ValueError(f"{place} is a {type(value).__module__}.{type(value).__name__}; a checkpoint holds tensors, numbers, text, "
-                         "lists and mappings only: convert it first")
+        raise ValueError(f"{place} is a {type(value).__module__}.{type(value).__name__}; a checkpoint holds tensors, numbers, "
+                         "text, lists and mappings only: convert it first")
 
 
 # ---- random generators ----------------------------------------------------------------------------------------------
 def capture_rng() -> dict[str, Any]:
     """The state of the global generators of python, numpy and torch (every GPU too), as a part of a checkpoint."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    return {"python": random.getstate(), "numpy": (name, keys.tolist(), position, has_gauss, gauss), "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
+    return {"python": random.getstate(), "numpy": (name, keys.tolist(), position, has_gauss, gauss),
+            "torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
@@ -134,8 +134,8 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         ValueError: the state holds more GPUs than there are here.
     """
     if len(state["cuda"]) > torch.cuda.device_count():
-        raise ValueError(f"the checkpoint has random states of {len(state['cuda'])} GPUs, here are {torch.cuda.device_count()}; "
-                         "resume on as many")
+        raise ValueError(f"the checkpoint has random states of {len(state['cuda'])} GPUs, here are "
+                         f"{torch.cuda.device_count()}; resume on as many")
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

@@ -12,11 +12,10 @@ from typing import Any, Iterable
 import torch
 from torch import Tensor, nn
 
-from eppo.algorithms import Algorithm
+from eppo.algorithms import Algorithm, Forward
 from eppo.batching import microbatches
 from eppo.clipping import ClipMasks, clip_masks
 from eppo.config import RunConfig
-from eppo.losses import reduction_count
 from eppo.measure import update_metrics
 from eppo.policy import Scores, token_scores
 from eppo.types import Batch
@@ -70,7 +69,7 @@ class Learner:
         algorithm, optim = self.algorithm, self.config.optim
         before = self._score(self.model, batch, entropy=False).logp_BT if "policy_pass" in algorithm.needs else None
         lo_BT, hi_BT = algorithm.bounds(batch, eps, before)
-        count = reduction_count(batch.mask_BT, algorithm.reduction)
+        count = algorithm.denominator(batch.mask_BT)
         by_task = "per_task_grad" in algorithm.needs
         parts = self._task_parts(batch) if by_task else {"": list(range(len(batch.trajectories)))}
         gradients, metrics, logp_BT = {}, {}, torch.zeros(batch.ids_BT.shape)
@@ -95,7 +94,7 @@ class Learner:
                               entropy="entropy" in algorithm.needs, entropy_grad="entropy" in algorithm.needs,
                               hidden="hidden" in algorithm.needs)
         terms = {"policy": algorithm.token_loss(scores.logp_BT, part, lo_BT[rows, :width], hi_BT[rows, :width]),
-                 **algorithm.extra(scores, part)}
+                 **algorithm.extra(Forward(*scores), part)}
         losses = {name: algorithm.reduce(loss_BT, part.mask_BT, count) for name, loss_BT in terms.items()}
         for name, loss_BT in terms.items():
             self._require_finite(part, **{f"loss/{name}": loss_BT})

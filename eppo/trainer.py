@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-import envs
 from eppo.algorithms import Algorithm, get_algorithm
 from eppo.batching import TaskSampler, minibatches, to_batch
 from eppo.chat import ChatFormat
-from eppo.checkpoint import capture_rng, latest_checkpoint, restore_rng, save_checkpoint
+from eppo.checkpoint import capture_rng, load_checkpoint, restore_rng, save_checkpoint
 from eppo.config import RunConfig
 from eppo.generate import TransformersGenerator, stable_seed
 from eppo.learner import Learner, mean_metrics
@@ -32,7 +31,7 @@ from eppo.pools import WeightPools
 from eppo.records import RunWriter
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs, to_groups
 from eppo.types import Batch, Group, StepRecord, Trajectory
-from eppo.warm_start import start_policy
+from eppo.warm_start import make_env, start_policy
 
 MAX_REFILLS = 10                                            # rounds of dynamic sampling per step (DAPO's max_num_gen_batches)
 
@@ -53,9 +52,10 @@ def train(config: RunConfig, resume: bool = False) -> Iterator[StepRecord]:
     with RunWriter(config.run_dir(), config, resume=resume) as writer, _Run(config, writer) as run:
         step = run.restore() if resume else 0
         if not resume:
-            yield run.write(0, run.validate(0), [])
             run.save(0)
         try:
+            if writer.last_step is None:
+                yield run.write(0, run.validate(0), [])
             while step < config.steps:
                 step += 1
                 with run.timed("step"):
@@ -90,14 +90,14 @@ class _Run:
 
     def __init__(self, config: RunConfig, writer: RunWriter) -> None:
         self.config, self.writer = config, writer
-        self.algorithm: Algorithm = get_algorithm(config.method, **config.algorithm.to_dict())
+        self.algorithm: Algorithm = get_algorithm(config.method, **config.algorithm)
         model, tokenizer, self.start = start_policy(config)
         self.chat = ChatFormat(tokenizer)
         rollout = config.rollout
         self.limits = RolloutLimits(rollout.max_tokens, rollout.max_turn_tokens, rollout.max_turns, rollout.temperature,
                                     rollout.abnormal_reward, rollout.stale_share)
-        self.envs = EnvPool(lambda task: self._make(task, "train"))
-        self.dev_envs = EnvPool(lambda task: self._make(task, "dev"))
+        self.envs = EnvPool(lambda task: make_env(config, task, "train"))
+        self.dev_envs = EnvPool(lambda task: make_env(config, task, "dev"))
         sizes = {}
         for task in config.tasks:
             env = self.envs.take(task)
@@ -111,10 +111,6 @@ class _Run:
         self.clipped: dict[str, tuple[float, float]] = {}
         self.seconds: dict[str, float] = {}
         self.written = 0
-
-    def _make(self, task: str, split: str) -> envs.Env:
-        env = self.config.env
-        return envs.make(task, source=env.source, size=env.size, split=split, rules=env.rules, path=env.path)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -206,7 +202,7 @@ class _Run:
     # checkpoints ---------------------------------------------------------------------------------------------------
     def save(self, step: int) -> None:
         save_checkpoint(self.writer.folder / "checkpoints", step, {
-            "learner": self.learner.state_dict(), "pools": self.pools.state_dict(), "sampler": self.sampler.state_dict(),
+            "step": step, "learner": self.learner.state_dict(), "pools": self.pools.state_dict(), "sampler": self.sampler.state_dict(),
             "algorithm": self.algorithm.state_dict(), "clipped": self.clipped, "rng": capture_rng(), "start": self.start})
 
     def save_if_whole(self, step: int) -> None:
@@ -216,7 +212,8 @@ class _Run:
 
     def restore(self) -> int:
         """Load the last good checkpoint, drop what was recorded after it, and return its step."""
-        step, state = latest_checkpoint(self.writer.folder / "checkpoints")
+        state = load_checkpoint(self.writer.folder / "checkpoints")
+        step = state["step"]
         if state["start"] != self.start:
             raise ValueError(f"{self.writer.folder} began from other weights ({state['start']}) than there are now ({self.start}); "
                              "restore that model or start a new run")

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +111,8 @@ def _make(config: RunConfig, folder: Path, report: Report) -> dict[str, Any]:
     return {"success": last["success"], "tokens_seen": last["tokens"], "loss": last["loss"], "history": history,
             "tokens_per_episode": lengths, "max_tokens_per_episode": {t: max(len(i) for i, _ in rows) for t, rows in encoded.items()},
             "expert_success": expert, "parameters": sum(p.numel() for p in model.parameters()), "vocab": len(tokenizer),
-            "settings": asdict(settings) | {"noise": _plain(settings.noise), "share": _plain(settings.share)},
+            "settings": config.to_dict()["warm_start"],
             "perf": {"demonstrations_s": played_s, "total_s": time.perf_counter() - started}}
-
-
-def _plain(value: Any) -> Any:
-    return value.to_dict() if hasattr(value, "to_dict") else value
 
 
 def _texts(demo: Demonstration) -> Iterator[str]:

@@ -92,15 +92,17 @@ def metric_KT(run: Any, tasks: Sequence[str], pattern: str, required: bool = Tru
     """K x T values of the metric `pattern` ("task/{}/entropy") from step 1 to the run's last; NaN where nothing was recorded.
 
     Raises:
-        ValueError: the metric is `required` and was recorded for no task.
+        ValueError: the run has no step yet, or the metric is `required` and was recorded for no task.
     """
+    if run.steps.empty:
+        raise ValueError(f"run {name_of(run)} has recorded no step (status {run.info.get('status')})")
     steps = run.steps.set_index("step")
     columns = [pattern.format(task) for task in tasks]
     if required and not set(columns) & set(steps.columns):
-        near = difflib.get_close_matches(columns[0], [str(column) for column in steps.columns], n=1)
-        raise ValueError(f"run {name_of(run)} has no metric {columns[0]!r}" + (f"; the nearest it has is {near[0]!r}" if near else ""))
-    steps = steps[~steps.index.duplicated(keep="last")].reindex(range(1, int(steps.index.max()) + 1) if len(steps) else range(0))
-    return steps.reindex(columns=columns).to_numpy(dtype=float).T
+        near = difflib.get_close_matches(columns[0], list(steps.columns), n=1)
+        hint = f"; the nearest it has is {near[0]!r}" if near else ""
+        raise ValueError(f"run {name_of(run)} has no metric {columns[0]!r}{hint}")
+    return steps.reindex(index=range(1, int(steps.index.max()) + 1), columns=columns).to_numpy(dtype=float).T
 
 
 def stack_STK(runs: Sequence[Any], tasks: Sequence[str], pattern: str, required: bool = True) -> np.ndarray:
@@ -122,8 +124,8 @@ def clip_warning(runs: Sequence[Any]) -> str:
 
 def provenance(runs: Sequence[Any]) -> dict[str, Any]:
     """The sidecar of a table or figure: runs with commit and dirty flag, and the command; no clock, no path of the machine."""
-    listed = [{"run": name_of(run), "method": method_of(run), "seed": seed_of(run), "recipe": run.info["config"].get("recipe", ""),
-               "commit": run.info.get("commit"), "dirty": run.info.get("dirty"), "status": run.info.get("status")} for run in runs]
+    listed = [{"run": name_of(run), "method": method_of(run), "seed": seed_of(run), "recipe": run.info["config"].get("recipe")}
+              | {key: run.info.get(key) for key in ("commit", "dirty", "status")} for run in runs]
     return {"runs": listed, "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])}
 
 
@@ -133,5 +135,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def rows_of(runs: Sequence[Any]) -> pd.DataFrame:
     """The evaluated episodes of all runs, one row each, with the columns run, method and train_seed added."""
-    frames = [run.eval.assign(run=name_of(run), method=method_of(run), train_seed=seed_of(run)) for run in runs if len(run.eval)]
+    frames = [run.eval.assign(run=name_of(run), method=method_of(run), train_seed=seed_of(run))
+              for run in runs if len(run.eval)]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

@@ -90,7 +90,7 @@ def golden_batch(width=30):
 
 def test_golden_task_normalisation():
     advantages_B, mask_BT = golden_batch()
-    close(advantages_B, [.70711, -.70711, 0, 0], abs=2e-6)
+    close(advantages_B, [.7071058, -.7071058, 0, 0])
     tokens = advantages_B[:, None].expand_as(mask_BT)[mask_BT].double()
     assert float(tokens.mean()) == pytest.approx(-.176776, abs=1e-6) and float(tokens.std()) == pytest.approx(.470657, abs=1e-6)
     result_BT = normalise_per_task(advantages_B[:, None], mask_BT, ["db"] * 4)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Protocol
 
-from envs.alfworld_env.game import Goal, Problem, names_of
+from envs.alfworld_env.game import Goal, Problem
 from envs.alfworld_env.text import Official
 
 
@@ -62,7 +62,7 @@ class Engine:
 
     def __init__(self, problem: Problem, task: str, texts: Official) -> None:
         self.problem, self.task, self.texts = problem, task, texts
-        self.house, self.names, self.goal = House(problem), names_of(problem), problem.goal
+        self.house, self.names, self.goal = House(problem), texts.names(problem), problem.goal
         self._goto_from: dict[str, dict[str, tuple[str, ...]]] = {}
         self.reset()
 

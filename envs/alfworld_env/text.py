@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from envs.alfworld_env.game import Problem, names_of
+
 if TYPE_CHECKING:
     from envs.alfworld_env.engine import Engine
 
@@ -40,12 +42,15 @@ class Official:
     """ALFWorld's texts. `wording` is "old" (put X in/on Y, arrive at loc N) or "new" (move X to Y, arrive at Y, help)."""
 
     nothing = "Nothing happens."
-    has_inventory = True
 
     def __init__(self, wording: str) -> None:
         self.wording = wording
         self.has_help = wording == "new"
         self.put_template = "move {0} to {1}" if wording == "new" else "put {0} in/on {1}"
+
+    def names(self, problem: Problem) -> dict[str, str]:
+        """Visible name of every entity."""
+        return names_of(problem)
 
     def intro(self, world: Engine, task: str) -> str:
         """Banner, room description and goal: the text before the first step."""
@@ -142,53 +147,59 @@ class Brief(Official):
         super().__init__("new")
         self.has_help = False
 
+    def names(self, problem: Problem) -> dict[str, str]:
+        """The number in an id is the visible one: any digit, to be copied."""
+        return {entity: entity.replace("_bar_", " ") for facts in problem.facts.values() for fact in facts for entity in fact}
+
     def intro(self, world: Engine, task: str) -> str:
         room = "; ".join(self.examine_receptacle(world, receptacle) for receptacle in world.house.receptacles)
-        here = world.house.receptacles_at.get(world.at, ())
-        return f"{room}. you are at {world.names[here[0]] if here else 'the door'}. {task}"
+        here = [world.names[receptacle] for receptacle in world.house.receptacles_at.get(world.at, ())]
+        return f"{room}. at {here[0] if here else 'door'}. {task}"
 
     def go(self, world: Engine, receptacle: str) -> str:
-        return self.examine_receptacle(world, receptacle)
+        return self._inside(world, receptacle)
 
     def open(self, world: Engine, receptacle: str) -> str:
-        return self.examine_receptacle(world, receptacle)
+        return self._inside(world, receptacle)
 
     def close(self, world: Engine, receptacle: str) -> str:
-        return self.examine_receptacle(world, receptacle)
+        return "closed"
 
     def take(self, world: Engine, thing: str, receptacle: str) -> str:
-        return self.inventory(world)
+        return "ok"
 
     def put(self, world: Engine, thing: str, receptacle: str) -> str:
-        return self.examine_receptacle(world, receptacle)
+        return "ok"
 
     def use(self, world: Engine, thing: str) -> str:
-        return f"{world.names[thing]} is on"
+        return "on"
 
     def heat(self, world: Engine, thing: str, receptacle: str) -> str:
-        return f"{world.names[thing]} is hot"
+        return "hot"
 
     def cool(self, world: Engine, thing: str, receptacle: str) -> str:
-        return f"{world.names[thing]} is cool"
+        return "cool"
 
     def clean(self, world: Engine, thing: str, receptacle: str) -> str:
-        return f"{world.names[thing]} is clean"
+        return "clean"
 
     def slice(self, world: Engine, thing: str, knife: str) -> str:
-        return f"{world.names[thing]} is sliced"
+        return "sliced"
 
     def look(self, world: Engine) -> str:
         here = world.house.receptacles_at.get(world.at, ())
-        return "; ".join(self.examine_receptacle(world, receptacle) for receptacle in here) or "you are at the door"
+        return "; ".join(self.examine_receptacle(world, receptacle) for receptacle in here) or "at door"
 
     def inventory(self, world: Engine) -> str:
-        return f"you hold {world.names[world.held]}" if world.held else "you hold nothing"
+        return f"hold {world.names[world.held]}" if world.held else "hold nothing"
 
     def examine_receptacle(self, world: Engine, receptacle: str) -> str:
-        name = world.names[receptacle]
+        return f"{world.names[receptacle]}: {self._inside(world, receptacle)}"
+
+    def _inside(self, world: Engine, receptacle: str) -> str:
         if receptacle in world.house.openable and receptacle not in world.opened:
-            return f"{name} closed"
-        return f"{name}: {', '.join(world.names[thing] for thing in sorted(world.contents[receptacle])) or 'empty'}"
+            return "closed"
+        return ", ".join(world.names[thing] for thing in sorted(world.contents[receptacle])) or "empty"
 
     def examine_object(self, world: Engine, thing: str) -> str:
         states = [word for word, group in (("hot", world.hot), ("cool", world.cool), ("clean", world.clean),

@@ -10,11 +10,11 @@ import ast
 import functools
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from envs.db_env.child import Store
-from envs.instances import Instance, generate
+from envs.instances import Instance, generate, split_of
 
 MAX_ANSWERS = 10
 
@@ -29,15 +29,11 @@ class Problem:
     sql: list[str]
     ordered: bool = False
     changes: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
 
-    def data(self) -> dict[str, Any] | None:
-        """The instance, or None if `faults` finds something."""
-        if faults(self.tables, self.sql, self.changes, self.ordered):
-            return None
-        label = [] if self.changes else [str(row[0]) for row in run(self.tables, self.sql)[0][-1]]
-        return {"question": self.question, "tables": self.tables, "sql": self.sql, "label": label, "ordered": self.ordered,
-                "changes": self.changes} | self.extra
+    def data(self) -> dict[str, Any]:
+        """The instance; its label is not yet known."""
+        return {"question": self.question, "tables": self.tables, "sql": self.sql, "label": [], "ordered": self.ordered,
+                "changes": self.changes}
 
 
 def run(tables: list[dict[str, Any]], statements: list[str]) -> tuple[list[list[tuple[Any, ...]]], dict[str, Any]]:
@@ -97,12 +93,22 @@ def instances(size: str, split: str) -> tuple[Instance, ...]:
 
     problem = {"micro": micro.problem, "small": small.problem}[size]
 
+    def key(data: dict[str, Any]) -> Any:
+        return [data["question"], data["tables"]]
+
     def draw(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
-        while (data := (drawn := problem(rng, index)).data()) is None:
-            pass
+        while True:
+            drawn = problem(rng, index)
+            data = drawn.data()
+            if split_of(key(data)) != split:                # `generate` will refuse it, so do not run its SQL
+                return drawn.kind, data
+            if not faults(drawn.tables, drawn.sql, drawn.changes, drawn.ordered):
+                break
+        if not drawn.changes:
+            data["label"] = [str(row[0]) for row in run(drawn.tables, drawn.sql)[0][-1]]
         return drawn.kind, data
 
-    return tuple(generate("db", size, split, draw))
+    return tuple(generate("db", size, split, draw, key=key))
 
 
 def literal(value: Any) -> str:

@@ -12,44 +12,50 @@ import importlib.util
 import random
 import re
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
-from envs.base import Env, Message, Status, StepResult, assistant_call, function_tool
-from envs.instances import Instance
+from envs.base import Env, Message, Status, StepResult, check_name, function_tool
+from envs.instances import Instance, generate
+from envs.kg_env.expert import next_step, solution, wrong_step
 from envs.kg_env.graph import shared_graph
-from envs.kg_env.program import (And, Best, Count, Entity, Join, Program, is_entity_id, parse_action, query_size, run_actions)
-from envs.kg_env.tasks import generated_instances
+from envs.kg_env.program import And, Best, Count, Entity, Join, Program, is_entity_id, query_size
+from envs.kg_env.tasks import draw
 from envs.tool_calls import ParsedTurn, ToolCall
 
 _ANSWER = re.compile(r"(?:Final|Find) Answer: #([0-9]+)")
 _REFERENCE = re.compile(r"#([0-9]{1,6})\Z")
-_NUMBER = "int"                                             # the type of a counted variable
+BACKENDS = ("embedded",)
+NUMBER = "int"                                             # the type of a counted variable
 MAX_QUERY = 100                                             # patterns in one query: nested superlatives double
 MICRO_CUT = 120                                             # characters of an observation
 
-_V, _R, _A = "a variable such as #0, or an entity of the question", "one of the variable's relations", "one of the variable's attributes"
+_VARIABLE, _TERM = "a variable such as #0", "a variable such as #0, or an entity of the question"
+_ATTRIBUTE = "one of the variable's attributes"
 TOOLS = [
-    function_tool("get_relations", "List the relations that lead from an entity, or from the members of a variable.", variable=_V),
+    function_tool("get_relations", "List the relations that lead from an entity, or from the members of a variable.",
+                  variable=_TERM),
     function_tool("get_neighbors", "Make a variable of everything that a relation leads to. Look up the relations first.",
-                  variable=_V, relation=_R),
+                  variable=_TERM, relation="one of the relations listed for it"),
     function_tool("intersection", "Make a variable of what two variables of the same type have in common.",
-                  variable1="a variable such as #0", variable2="a variable such as #1"),
-    function_tool("get_attributes", "List the numeric attributes of a variable's members.", variable="a variable such as #0"),
+                  variable1=_VARIABLE, variable2=_VARIABLE),
+    function_tool("get_attributes", "List the numeric attributes of a variable's members.", variable=_VARIABLE),
     function_tool("argmax", "Make a variable of the members with the highest attribute. Look up the attributes first.",
-                  variable="a variable such as #0", attribute=_A),
+                  variable=_VARIABLE, attribute=_ATTRIBUTE),
     function_tool("argmin", "Make a variable of the members with the lowest attribute. Look up the attributes first.",
-                  variable="a variable such as #0", attribute=_A),
-    function_tool("count", "Make a variable of the number of a variable's members.", variable="a variable such as #0")]
+                  variable=_VARIABLE, attribute=_ATTRIBUTE),
+    function_tool("count", "Make a variable of the number of a variable's members.", variable=_VARIABLE)]
 
-MICRO_PROMPT = "Use the tools. End with Final Answer: #id."
-FULL_PROMPT = """You answer questions from a knowledge base. It holds entities, relations between them, and attributes that are numbers or \
+MICRO_PROMPT = "Use tools, then Final Answer: #id."
+FULL_PROMPT = """\
+You answer questions from a knowledge base. It holds entities, relations between them, and attributes that are numbers or \
 dates. You cannot see it; you reach it through the tools alone.
 
-A variable stands for an entity or a set of entities (or a number) that an earlier call produced. Variables are numbered in the \
-order in which they are made, from #0; write #k where a tool wants a variable, or the name of an entity given with the question.
-Before get_neighbors, look up the relations with get_relations; before argmax or argmin, look up the attributes with get_attributes. \
-Use only relations and attributes that were listed.
-After each new variable, decide whether it is the answer. When it is, write "Final Answer: #k" as plain text, without a tool call.
+A variable stands for an entity or a set of entities (or a number) that an earlier call produced. Variables are numbered in \
+the order in which they are made, from #0; write #k where a tool wants a variable, or the name of an entity of the question.
+Before get_neighbors, look up the relations with get_relations; before argmax or argmin, look up the attributes with \
+get_attributes. Use only relations and attributes that were listed.
+After each new variable, decide whether it is the answer. When it is, write "Final Answer: #k" as plain text, without a tool \
+call.
 Take one action at a time. You have at most {turns} rounds."""
 
 
@@ -80,23 +86,25 @@ class KGEnv(Env):
     honours_all_calls = True
     tools = TOOLS
 
-    def _load(self) -> Sequence[Instance]:
-        if self.backend not in (None, "embedded"):
-            raise ValueError(f"unknown kg backend {self.backend!r}; known: embedded (pyoxigraph in this process)")
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_name("kg: backend", self.backend or BACKENDS[0], BACKENDS)
         self.store = shared_graph(self.size).store
-        return generated_instances(self.size, self.split)
+
+    def _load(self) -> Sequence[Instance]:
+        return generate("kg", self.size, self.split, lambda rng, index: draw(rng, index, self.size),
+                        key=lambda data: data["s_expression"])
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
-        if backend not in (None, "embedded"):
-            return False, f"unknown kg backend {backend!r}; known: embedded"
+        if backend not in (None, *BACKENDS):
+            return False, f"unknown kg backend {backend!r}; known: {', '.join(BACKENDS)}"
         return (True, "") if importlib.util.find_spec("pyoxigraph") else (False, "the package pyoxigraph is not installed")
 
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self.entities: dict[str, str] = instance.data["entities"]
         self.variables: list[Variable] = []
         self.listed: set[tuple[str, Program]] = set()       # look-ups that the agent has made
-        self.gold_programs = run_actions(instance.data["actions"])
         self.cut_chars = 0
         system = MICRO_PROMPT if self.size == "micro" else FULL_PROMPT.format(turns=self.max_turns)
         return [{"role": "system", "content": system},
@@ -141,13 +149,13 @@ class KGEnv(Env):
         return self._tool_argmax(variable, attribute, highest=False)
 
     def _tool_count(self, variable: str) -> str:
-        return self._new(Variable(_NUMBER, Count(self._variable(variable).program)))
+        return self._new(Variable(NUMBER, Count(self._variable(variable).program)))
 
     def _new(self, variable: Variable) -> str:
         if query_size(variable.program) > MAX_QUERY:
             raise ToolError("the variable is built from too many steps; start again from an earlier one")
         self.variables.append(variable)
-        what = "which is a number" if variable.type == _NUMBER else f"which are instances of {variable.type}"
+        what = "which is a number" if variable.type == NUMBER else f"which are instances of {variable.type}"
         return f"variable #{len(self.variables) - 1}, {what}"
 
     def _listing(self, kind: str, program: Program) -> str:
@@ -162,39 +170,42 @@ class KGEnv(Env):
             raise ToolError(f"{_short(name)} is not one of the {kind} of {_short(given)}; try [{', '.join(near)}]")
 
     def _term(self, text: str) -> Program:
-        """The program of a tool argument: a variable, or an entity by name or id. A number has no relations."""
+        """The program of an argument that may be a variable or an entity."""
         found = self._lookup(text)
-        if isinstance(found, Variable):
-            if found.type == _NUMBER:
-                raise ToolError(f"{_short(text)} is a number, not a set of entities")
-            return found.program
-        return Entity(found)
+        return found if isinstance(found, Entity) else self._members(found, text)
 
     def _variable(self, text: str) -> Variable:
+        """The variable of an argument that has to be one."""
         found = self._lookup(text)
-        if not isinstance(found, Variable):
+        if isinstance(found, Entity):
             raise ToolError(f"{_short(text)} is an entity; this tool needs a variable such as #0")
-        if found.type == _NUMBER:
-            raise ToolError(f"{_short(text)} is a number, not a set of entities")
+        self._members(found, text)
         return found
 
-    def _lookup(self, text: str) -> Variable | str:
+    def _members(self, variable: Variable, text: str) -> Program:
+        if variable.type == NUMBER:
+            raise ToolError(f"{_short(text)} is a number, not a set of entities")
+        return variable.program
+
+    def _lookup(self, text: str) -> Variable | Entity:
+        """What an argument names: an entity by name, or by id where the rules allow it, or a variable."""
         text = text.strip()
         if text in self.entities:
-            return self.entities[text]
+            return Entity(self.entities[text])
         if self.rules == "agentbench":
             if is_entity_id(text) and not text.startswith("g."):
-                return text
+                return Entity(text)
         else:
             text = text.strip("'\"` ")
             for name, entity in self.entities.items():
-                if text in (name, entity) or text.casefold() == name.casefold():
-                    return entity
+                if text == entity or text.casefold() == name.casefold():
+                    return Entity(entity)
         reference = _REFERENCE.match(text)
         if reference and int(reference.group(1)) < len(self.variables):
             return self.variables[int(reference.group(1))]
         made = f"#0 to #{len(self.variables) - 1}" if self.variables else "none yet"
-        raise ToolError(f"{_short(text)} is neither a variable ({made}) nor an entity of the question ({', '.join(self.entities)})")
+        raise ToolError(f"{_short(text)} is neither a variable ({made}) nor an entity of the question "
+                        f"({', '.join(self.entities)})")
 
     # ---- turns without a tool call, errors, the end -----------------------------------------------------------------
     def _play(self, parsed: ParsedTurn) -> list[Message]:
@@ -234,24 +245,24 @@ class KGEnv(Env):
 
     # ---- expert -----------------------------------------------------------------------------------------------------
     def expert(self) -> Message:
-        """The first step of the gold actions that the episode still lacks; look-ups are skipped when turns run short."""
-        made = {variable.program: position for position, variable in reversed(list(enumerate(self.variables)))}
-        if self.gold_programs[-1] in made:
-            return final_answer(made[self.gold_programs[-1]])
-        todo, position = [], 0
-        for action in self.instance.data["actions"]:
-            name, arguments = parse_action(action)
-            if name.startswith("get_") and name != "get_neighbors":
-                todo.append((name, arguments, self.gold_programs[position] in made))
-            else:
-                todo.append((name, arguments, self.gold_programs[position] in made))
-                position += 1
-        builds = sum(not done for name, _, done in todo if name not in _LOOK_UPS)
-        looks = [entry for entry in todo if entry[0] in _LOOK_UPS and not self._looked(entry[0], entry[1][0]) and not entry[2]]
-        short = self.max_turns - self.turns_used < builds + len(looks) + 1
-        for entry in todo:
-            name, arguments, done = entry
-            if done or (name in _LOOK_UPS and (short or entry not in looks)):
-                continue
-            return self._as_call(name, arguments, made)
-        raise AssertionError("the gold actions do not build the gold program")
+        return next_step(self)
+
+    def oracle(self, index: int) -> list[Message]:
+        return solution(self.instances[index].data)
+
+    def mistake(self, rng: random.Random) -> Message:
+        return wrong_step(self, rng)
+
+
+def compare_sets(predicted: Iterable[str], gold: Iterable[str], rules: str) -> tuple[float, float]:
+    """Exact match (0 or 1) and F1 of two answer sets; see `KGEnv` for the empty cases."""
+    predicted, gold = set(predicted), set(gold)
+    hits = len(predicted & gold)
+    exact = predicted == gold and (bool(predicted) or rules == "agentbench")
+    return float(exact), 2 * hits / (len(predicted) + len(gold)) if hits else 0.0
+
+
+def _short(text: str) -> str:
+    """A model's text as errors quote it: one line of valid Unicode, at most 40 characters."""
+    text = " ".join(text[:80].encode(errors="replace").decode().split())
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -7,8 +7,9 @@ import re
 import threading
 from dataclasses import dataclass, field
 
+from envs.kg_env.lexicon import LEXICON
 from envs.kg_env.program import TYPE_RELATION
-from envs.kg_env.schema import LEXICON, SCHEMAS, Link, Schema
+from envs.kg_env.schema import SCHEMAS, Link, Schema
 from envs.kg_env.store import GraphStore, Ontology
 
 _LOCK = threading.Lock()
@@ -54,7 +55,7 @@ def build_graph(schema: Schema, seed: str) -> Graph:
         graph.entities[type_name] = ids
         graph.types |= dict.fromkeys(ids, type_name)
         if pattern is not None:
-            graph.names |= zip(ids, _names(rng, pattern, count))
+            graph.names |= zip(ids, _names(rng, pattern, count), strict=True)
     graph.edges = {entity: [] for entity in graph.types}
     ranges: dict[str, str] = {}
     for link in schema.links:

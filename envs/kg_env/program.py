@@ -221,7 +221,9 @@ def to_sparql(program: Program, dialect: str = "standard") -> str:
 
 
 def predicates_sparql(program: Program, dialect: str = "standard") -> str:
-    """A SELECT of the distinct outgoing predicates `?r` of an entity, or of all members of a set."""
+    """A SELECT of the distinct outgoing predicates `?r` of an entity, or of all members of a set; ValueError for a count."""
+    if isinstance(program, Count):
+        raise ValueError("a number has no relations")
     if isinstance(program, Entity):
         return f"SELECT DISTINCT ?r WHERE {{ {iri(program.id)} ?r ?o . }}"
     return f"SELECT DISTINCT ?r WHERE {{ {{ {to_sparql(program, dialect)} }} ?x ?r ?o . }}"

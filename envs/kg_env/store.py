@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Iterable
+from typing import Any, Iterable
 
 from envs.base import EnvFault
-from envs.kg_env.program import NAMESPACE, Entity, Program, predicates_sparql, to_sparql
+from envs.kg_env.program import NAMESPACE, Program, predicates_sparql, to_sparql
 
 CACHED_QUERIES = 4096                                       # the G rollouts of a prompt ask mostly the same
 
 
 @dataclass(frozen=True)
 class Ontology:
-    """`ranges`: relation -> type of what it leads to; `inverse`: relation -> its reverse; `attributes`: names of numbers and dates."""
+    """`ranges`: relation -> type of what it leads to; `inverse`: relation -> its reverse; `attributes`: numbers and dates."""
 
     ranges: dict[str, str]
     inverse: dict[str, str]
@@ -25,10 +25,11 @@ class GraphStore:
     """A graph in memory. Read-only after construction, and safe to share between threads.
 
     Args:
-        triples: (subject, predicate, object) of names without namespace; an integer object becomes a literal.
+        triples: (subject, predicate, object) of names without namespace; an object may also be an integer or a
+            `pyoxigraph.Literal` (a date, a text in a language).
     """
 
-    def __init__(self, triples: Iterable[tuple[str, str, str | int]], ontology: Ontology) -> None:
+    def __init__(self, triples: Iterable[tuple[str, str, Any]], ontology: Ontology) -> None:
         try:
             import pyoxigraph
         except ImportError as error:
@@ -41,7 +42,10 @@ class GraphStore:
         def named(name: str) -> object:
             return nodes.get(name) or nodes.setdefault(name, node(NAMESPACE + name))
 
-        self._store.bulk_extend(quad(named(s), named(p), literal(o) if isinstance(o, int) else named(o)) for s, p, o in triples)
+        def term(value: Any) -> object:
+            return named(value) if isinstance(value, str) else literal(value) if isinstance(value, int) else value
+
+        self._store.bulk_extend(quad(named(head), named(relation), term(tail)) for head, relation, tail in triples)
         self._predicates = lru_cache(CACHED_QUERIES)(self._query_predicates)
         self.execute = lru_cache(CACHED_QUERIES)(self._execute)
 
@@ -66,5 +70,3 @@ class GraphStore:
             return term.value.replace("-08:00", "")         # the public environment drops this time zone from dates
         return term.value.removeprefix(NAMESPACE)
 
-
-__all__ = ["Entity", "GraphStore", "Ontology"]

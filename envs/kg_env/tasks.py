@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import dataclass
 from typing import Any, Iterator
 
-from envs.instances import Instance, generate
 from envs.kg_env.graph import Graph, own_type, shared_graph
+from envs.kg_env.lexicon import MICRO_ADJECTIVES, MICRO_NOUNS
 from envs.kg_env.program import Class, Count, Entity, Join, Program, mentioned, parts, run_actions, s_expression
-from envs.kg_env.schema import MICRO_ADJECTIVES, MICRO_NOUNS, Attribute
+from envs.kg_env.schema import Attribute
 
 MAX_ANSWERS = 60
-_LOCK = threading.Lock()
-_INSTANCES: dict[tuple[str, str], list[Instance]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +29,9 @@ class Shape:
 
 
 SHAPES = {
-    "micro": (Shape("join1", (1,), look="first"), Shape("count", (1,), "count", "first"), Shape("join2", (2,), look="first"),
-              Shape("superlative", (1,), "superlative", "none"), Shape("intersection", (1, 1), look="none")),
+    "micro": (Shape("join1", (1,), look="first"), Shape("count", (1,), "count", "none"), Shape("join2", (2,), look="first"),
+              Shape("join1", (1,), look="first"), Shape("superlative", (1,), "superlative", "none"),
+              Shape("intersection", (1, 1), look="none")),
     "small": (Shape("join1", (1,)), Shape("join2", (2,)), Shape("intersection", (1, 1)), Shape("count", (2,), "count"),
               Shape("superlative", (2,), "superlative"), Shape("join3", (3,)), Shape("intersection", (2, 1)),
               Shape("count", (1,), "count"), Shape("superlative", (1,), "superlative"), Shape("count", (1, 1), "count"))}
@@ -45,15 +43,6 @@ class Branch:
 
     entity: str
     relations: tuple[str, ...]
-
-
-def generated_instances(size: str, split: str) -> list[Instance]:
-    """The questions of a split, made once per process. The split follows from the program alone, not from names or words."""
-    with _LOCK:
-        if (size, split) not in _INSTANCES:
-            _INSTANCES[size, split] = generate("kg", size, split, lambda rng, index: draw(rng, index, size),
-                                               key=lambda data: data["s_expression"])
-        return _INSTANCES[size, split]
 
 
 def draw(rng: random.Random, index: int, size: str) -> tuple[str, dict[str, Any]]:
@@ -157,7 +146,7 @@ def _last_word(name: str) -> str:
 
 def _micro_names(rng: random.Random, branches: list[Branch]) -> dict[str, str]:
     adjectives, nouns = rng.sample(MICRO_ADJECTIVES, len(branches)), rng.sample(MICRO_NOUNS, len(branches))
-    return {branch.entity: f"{adjective} {noun}" for branch, adjective, noun in zip(branches, adjectives, nouns)}
+    return {branch.entity: f"{adjective} {noun}" for branch, adjective, noun in zip(branches, adjectives, nouns, strict=True)}
 
 
 def _noun_phrase(graph: Graph, branch: Branch, mention: str) -> str:
@@ -171,7 +160,8 @@ def _noun_phrase(graph: Graph, branch: Branch, mention: str) -> str:
 
 def _micro_question(graph: Graph, shape: Shape, branches: list[Branch], names: dict[str, str],
                     superlative: tuple[Attribute, bool] | None) -> str:
-    mentions = [(f"{own_type(branch.relations[0])} " if shape.look == "none" else "") + names[branch.entity] for branch in branches]
+    mentions = [names[branch.entity] if shape.look != "none" else f"{own_type(branch.relations[0])} {names[branch.entity]}"
+                for branch in branches]
     phrase = _noun_phrase(graph, branches[0], " and ".join(mentions))
     if superlative is not None:
         return f"find the {phrase} with the {'highest' if superlative[1] else 'lowest'} {superlative[0].noun}"

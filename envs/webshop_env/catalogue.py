@@ -106,7 +106,7 @@ def micro_products() -> list[Product]:
     products = []
     for (kind, color, material, noun), count in zip(rng.sample(titles, len(members)), members, strict=True):
         groups = lexicon.MICRO_GROUPS[kind][:rng.choice((1, 1, 2)) if count > 1 else rng.choice((0, 1, 2, 2))]
-        cheap, dear = (11, 39) if count > 1 else (12, 88), (62, 98)
+        cheap, dear = (11, 39) if count > 1 else (12, 88), (62, 88)
         for member in range(count):
             price = _uneven(rng, *(dear if member < count - 1 else cheap))
             products.append(Product(
@@ -117,8 +117,8 @@ def micro_products() -> list[Product]:
 
 
 def _uneven(rng: random.Random, low: int, high: int) -> int:
-    """A price that is no multiple of ten, so that no price equals a bound."""
-    return rng.choice([price for price in range(low, high + 1) if price % 10])
+    """A price that is no multiple of five, so that no price equals a bound."""
+    return rng.choice([price for price in range(low, high + 1) if price % 5])
 
 
 def small_products(count: int) -> list[Product]:

@@ -48,7 +48,8 @@ def _propose(rng: random.Random, product: Product, options: int, micro: bool) ->
     attributes = list(product.attributes) if micro else rng.sample(product.attributes, 2)
     names = sorted(rng.sample(list(product.options), options), key=list(product.options).index)
     chosen = {name: rng.choice(product.options[name]) for name in names}
-    limit = rng.choice(_bounds(product.price)) if micro else price_bound(product.price, rng)
+    limit = rng.choice([float(bound) for bound in range(15, 100, 5) if bound > product.price]) if micro else \
+        price_bound(product.price, rng)
     goal = _goal(product, "", attributes, chosen, limit) | {"keywords": " ".join([*attributes, product.query])}
     return goal | {"instruction_text": (_micro_text if micro else _small_text)(goal, rng)}
 
@@ -60,8 +61,10 @@ def _micro_text(goal: Goal, rng: random.Random) -> str:
 
 def _small_text(goal: Goal, rng: random.Random) -> str:
     first, second = goal["attributes"]
-    lead = rng.choice(("i am looking for a {1}, {2} {0}", "i need a {0} that is {1} and {2}",
-                       "find me a {1} {0}, it should be {2}", "i want to buy a {0} with these features: {1}, {2}")).format(goal["query"], first, second)
+    query = goal["query"]
+    lead = rng.choice((f"i am looking for a {first}, {second} {query}", f"i need a {query} that is {first} and {second}",
+                       f"find me a {first} {query}, it should be {second}",
+                       f"i want to buy a {query} with these features: {first}, {second}"))
     options = " and ".join(f"{name} {value}" for name, value in goal["goal_options"].items())
     return lead + (f", with {options}" if options else "") + _bound_text(goal["price_upper"])
 
@@ -84,8 +87,9 @@ def _classify(goal: Goal, catalogue: Catalogue, layout: Full) -> str | None:
 def meets(product: Product, goal: Goal) -> bool:
     """Whether buying `product` with the wanted options gives reward 1 under strict rules."""
     chosen = {name: value for name, value in goal["goal_options"].items() if value in product.options.get(name, ())}
-    if len(chosen) < len(goal["goal_options"]) or product.query != goal["query"]:
-        return False
+    limit = goal["price_upper"]
+    if len(chosen) < len(goal["goal_options"]) or product.query != goal["query"] or limit is not None and product.price > limit:
+        return False                                         # most products: no need for the whole formula
     return purchase_reward(product, chosen, goal, "strict", plain_nouns).value == 1.0
 
 

@@ -99,13 +99,14 @@ def _literal_attribute(product: Product) -> Callable[[str], bool]:
 
 
 def _strict_attribute(product: Product) -> Callable[[str], bool]:
-    texts = [f" {' '.join(_words(text))} " for text in (product.title, " ".join(product.bullets), product.description)]
     own = [set(_words(attribute)) for attribute in product.attributes]
 
     def met(wanted: str) -> bool:
         words = _words(wanted)
-        return bool(words) and (any(set(words) <= attribute for attribute in own) or
-                                any(f" {' '.join(words)} " in text for text in texts))
+        if not words or any(set(words) <= attribute for attribute in own):
+            return bool(words)
+        return any(f" {' '.join(words)} " in f" {' '.join(_words(text))} "
+                   for text in (product.title, " ".join(product.bullets), product.description))
     return met
 
 

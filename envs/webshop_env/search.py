@@ -45,9 +45,8 @@ class ProductIndex:
         if not terms:
             return []
         scores = np.round(self._bm25.get_scores_from_ids(terms), 4)     # sums that differ in the last bit only are a tie
-        count = min(limit, int(np.count_nonzero(scores > 0)))
-        if count == 0:
-            return []
-        floor = np.partition(scores, len(scores) - count)[len(scores) - count]
-        found = np.flatnonzero(scores >= floor)
-        return found[np.argsort(-scores[found], kind="stable")][:count].tolist()
+        found = np.flatnonzero(scores > 0)
+        if len(found) > limit:
+            floor = np.partition(scores[found], len(found) - limit)[len(found) - limit]
+            found = found[scores[found] >= floor]
+        return found[np.argsort(-scores[found], kind="stable")][:limit].tolist()

@@ -1,0 +1,294 @@
+"""Run notebooks through papermill, strictly: one, over seeds, or as a sweep of methods and seeds.
+
+    python notebooks/run.py train --recipe micro -p method eppo -p steps 50 --seeds 0 1 2 3 --jobs 2 --resume
+    python notebooks/run.py sweep --recipe micro --jobs 2 --hours 1.5
+
+A name or value that a notebook does not take is refused before anything starts (see parameters.py). The kernel is the
+interpreter that runs this script. The executed copy, failed or not, lies in the run's folder for a notebook that trains (one
+that declares recipe, method and out), else in results/notebooks. `--resume` skips what is finished and goes on with the rest.
+Exit: 0 fine, 1 a notebook failed, 2 bad input, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import psutil
+from ipykernel.kernelspec import write_kernel_spec
+
+NOTEBOOKS = Path(__file__).resolve().parent
+ROOT = NOTEBOOKS.parent
+sys.path[:0] = [str(ROOT), str(NOTEBOOKS)]
+
+from parameters import declared_parameters, typed_parameters  # noqa: E402
+
+from eppo.checks import check_name  # noqa: E402
+from eppo.config import SHORT_KEYS, load_recipe, read_recipe  # noqa: E402
+
+TRAINS = {"recipe", "method", "out"}                        # a notebook with these parameters makes one run
+INTERRUPT_S, END_S = 30, 10                                 # grace for a notebook to save its run; for a process to end
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to execute. `run_dir` and `identity` belong to a notebook that trains."""
+
+    notebook: Path
+    output: Path
+    parameters: dict[str, Any]
+    run_dir: Path | None = None
+    identity: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([self.notebook.stem, *(f"{name}={value}" for name, value in without_resume(self.parameters).items())])
+
+
+# ---- what to execute -----------------------------------------------------------------------------------------------
+def find_notebook(name: str) -> Path:
+    """The notebook of this folder called `name`, with or without its number and ending."""
+    found = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    short = {re.sub(r"^\d+_", "", stem): stem for stem in found}
+    stem = Path(name).name.removesuffix(".ipynb")
+    return found[check_name("notebook", short.get(stem, stem), tuple(found))]
+
+
+def plan(notebook: Path, given: Mapping[str, Any], resume: bool = False) -> Job:
+    """The job that executes `notebook` with `given` parameters; the recipe and what changes it are checked here.
+
+    Raises:
+        ValueError: a parameter, recipe key or value that does not fit.
+    """
+    declared, values = declared_parameters(notebook), typed_parameters(notebook, given)
+    if values.get("out"):
+        values["out"] = os.path.abspath(values["out"])      # the kernel works in the repository's root
+    in_force = {name: default for name, (_, default) in declared.items()} | values
+    run_dir, identity, recipe = None, "", in_force.get("recipe")
+    if recipe:
+        changes = {name: in_force[name] for name in SHORT_KEYS if name in in_force} | (in_force.get("overrides") or {})
+        config = load_recipe(recipe, **changes)
+        if TRAINS <= set(declared):
+            run_dir, identity = config.run_dir(), config.identity()
+    if run_dir:
+        output = run_dir / "notebooks" / notebook.name
+    else:
+        extra = json.dumps({name: value for name, value in values.items() if name not in ("recipe", "seed")}, sort_keys=True)
+        parts = [notebook.stem, *([f"s{values['seed']}"] if "seed" in values else []),
+                 *([hashlib.sha256(extra.encode()).hexdigest()[:8]] if extra != "{}" else [])]
+        output = ROOT / "results" / "notebooks" / Path(recipe or "").stem / ("-".join(parts) + ".ipynb")
+    if resume and "resume" in declared and (run_dir is None or any((run_dir / "checkpoints").glob("step-*.pt"))):
+        values["resume"] = True
+    return Job(notebook, output, values, run_dir, identity)
+
+
+def is_finished(job: Job) -> bool:
+    """Whether the executed copy is there, whole, without an error and of the same parameters, and its run, if any, finished."""
+    try:
+        copy = json.loads(job.output.read_bytes())
+        run = json.loads((job.run_dir / "run.json").read_bytes()) if job.run_dir else {"identity": "", "status": "finished"}
+    except (FileNotFoundError, ValueError):
+        return False
+    about = copy["metadata"].get("papermill", {})
+    same = without_resume(about.get("parameters", {})) == without_resume(job.parameters) and run["identity"] == job.identity
+    return same and bool(about.get("end_time")) and not about.get("exception") and run["status"] == "finished"
+
+
+def without_resume(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that say what is executed, without the one that says where it starts."""
+    return {name: value for name, value in parameters.items() if name != "resume"}
+
+
+# ---- one notebook, in a process of its own ---------------------------------------------------------------------------
+def execute(notebook: str, output: str, parameters: dict[str, Any], progress: bool) -> int:
+    """Execute a notebook in this process; 0 or 1. The copy is saved cell by cell, and with the error if there is one."""
+    _adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_kernel_spec(Path(folder, "kernels", "python3"))               # of this interpreter, before any other python3
+            os.environ["JUPYTER_PATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("JUPYTER_PATH")])])
+            papermill.execute_notebook(notebook, output, parameters, kernel_name="python3", cwd=ROOT, progress_bar=progress)
+        return 0
+    except papermill.PapermillExecutionError as error:
+        print(f"{Path(notebook).stem}: cell {error.exec_count}: {error.ename}: {error.evalue}", file=sys.stderr)
+    except Exception as error:                              # a dead kernel, a full disk: papermill leaves no trace in the copy
+        text = f"{type(error).__name__}: {error} (killed from outside? out of memory?)"
+        print(f"{Path(notebook).stem}: {text}", file=sys.stderr)
+        _mark_failed(Path(output), text)
+    finally:
+        _end_processes(psutil.Process().children(recursive=True))
+    return 1
+
+
+def _mark_failed(output: Path, text: str) -> None:
+    if output.exists():
+        copy = nbformat.read(output, as_version=4)
+        copy.metadata.papermill["exception"] = True
+        copy.cells.insert(0, nbformat.v4.new_markdown_cell(f"**The execution ended early: {text}**"))
+        nbformat.write(copy, output)
+
+
+def _adopt_orphans() -> None:
+    """On Linux, let the children of a killed kernel become ours, so that they can be ended, and end when our parent does."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig, pr_set_child_subreaper = 1, 36
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
+
+
+def _end_processes(processes: Sequence[psutil.Process]) -> None:
+    """Terminate, wait, kill."""
+    for send in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            try:
+                send(process)
+            except psutil.NoSuchProcess:
+                continue
+        _, processes = psutil.wait_procs(processes, timeout=END_S)
+
+
+# ---- many notebooks --------------------------------------------------------------------------------------------------
+def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
+        hours: float | None = None) -> tuple[list[Job], list[Job]]:
+    """Execute `jobs`, `num_processes` at a time, starting none after `hours`; returns (failed, not started)."""
+    outputs = [job.output for job in jobs]
+    if repeated := [job for index, job in enumerate(jobs) if job.output in outputs[:index]]:
+        raise ValueError(f"asked for twice: {repeated[0]}")
+    waiting = [job for job in jobs if not (resume and is_finished(job))]
+    print(f"{len(jobs)} notebooks, {len(jobs) - len(waiting)} already finished, {num_processes} at a time", flush=True)
+    started, failed, running = time.monotonic(), [], {}
+    try:
+        while running or (waiting and not _out_of_time(started, hours)):
+            while waiting and len(running) < num_processes and not _out_of_time(started, hours):
+                job = waiting.pop(0)
+                running[_start(job, progress=num_processes == 1, limited=num_processes > 1)] = (job, time.monotonic())
+            time.sleep(0.05)
+            for process in [process for process in running if process.poll() is not None]:
+                job, since = running.pop(process)
+                word = "FAILED" if process.returncode else "done"
+                print(f"{word}: {job} ({time.monotonic() - since:.0f} s) -> {job.output}", flush=True)
+                failed += [job] if process.returncode else []
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; waiting up to {INTERRUPT_S} s for {len(running)} notebooks to save their runs "
+              "(Ctrl-C again: do not wait)", flush=True)
+        try:
+            _interrupt(list(running))
+        finally:
+            _end_processes([child for process in running for child in _family(process)])
+        left = [job for job, _ in running.values()] + waiting
+        print("not finished (the same command with --resume goes on):\n" + "\n".join(f"  {job}" for job in left), flush=True)
+        raise
+    return failed, waiting
+
+
+def _out_of_time(started: float, hours: float | None) -> bool:
+    return hours is not None and time.monotonic() - started >= hours * 3600
+
+
+def _start(job: Job, progress: bool, limited: bool) -> subprocess.Popen[bytes]:
+    order = json.dumps([str(job.notebook), str(job.output), job.parameters, progress])
+    environment = os.environ | ({"OMP_NUM_THREADS": "1"} if limited else {})
+    return subprocess.Popen([sys.executable, __file__, "--execute", order], env=environment, start_new_session=True)
+
+
+def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(process.pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _interrupt(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """What Ctrl-C does in a notebook: KeyboardInterrupt in the running cell, so that a run can write its checkpoint."""
+    for member in [member for process in processes for member in _family(process)]:
+        try:
+            if "ipykernel_launcher" in member.cmdline():
+                member.send_signal(signal.SIGINT)
+        except psutil.NoSuchProcess:
+            continue
+    deadline = time.monotonic() + INTERRUPT_S
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+
+
+# ---- command line ----------------------------------------------------------------------------------------------------
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="notebooks/run.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("name", help="a notebook, with or without its number, or: sweep")
+    parser.add_argument("--recipe", help="name in notebooks/recipes, or a path ending in .yaml")
+    parser.add_argument("-p", dest="parameters", nargs="+", action="append", default=[], metavar=("NAME", "VALUE"),
+                        help="a parameter; several values make a list; for a sweep also methods and seeds")
+    parser.add_argument("--seeds", nargs="+", help="run once per seed")
+    parser.add_argument("--jobs", type=int, default=1, help="notebooks at a time (above 1: one thread each)")
+    parser.add_argument("--hours", type=float, help="sweep: start nothing after this long")
+    parser.add_argument("--resume", action="store_true", help="skip what is finished, go on with what is not")
+    options = parser.parse_args(arguments)
+    try:
+        failed, left = _main(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if left:
+        print("left (the same command goes on):\n" + "\n".join(f"  {job}" for job in left))
+    if failed:
+        print(f"{len(failed)} failed:\n" + "\n".join(f"  {job.output}" for job in failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _main(options: argparse.Namespace) -> tuple[list[Job], list[Job]]:
+    given: dict[str, Any] = {}
+    for name, *values in options.parameters:
+        if not values or name in given:
+            raise ValueError(f"-p {name} needs a value" if not values else f"-p {name} is given twice")
+        given[name] = values[0] if len(values) == 1 else values
+    if options.jobs < 1:
+        raise ValueError(f"--jobs {options.jobs} must be at least 1")
+    sweep = options.name == "sweep"
+    if options.recipe:
+        given["recipe"] = options.recipe
+    if sweep:
+        if not options.recipe:
+            raise ValueError("a sweep needs --recipe")
+        own = read_recipe(options.recipe).get("sweep", {})
+        methods, seeds = (_several(given.pop(name, own.get(name)), name) for name in ("methods", "seeds"))
+        points = [{"method": method, "seed": seed} for seed in options.seeds or seeds for method in methods]
+    else:
+        if options.hours is not None:
+            raise ValueError("--hours is for a sweep")
+        points = [{"seed": seed} for seed in options.seeds] if options.seeds else [{}]
+    notebook = find_notebook("train" if sweep else options.name)
+    jobs = [plan(notebook, given | point, options.resume or sweep) for point in points]
+    return run(jobs, options.jobs, options.resume or sweep, options.hours)
+
+
+def _several(values: Any, name: str) -> list[Any]:
+    if not values:
+        raise ValueError(f"the sweep has no {name}: give sweep.{name} in the recipe or -p {name} ...")
+    return [values] if isinstance(values, str) else list(values)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--execute"]:
+        sys.exit(execute(*json.loads(sys.argv[2])))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main(sys.argv[1:]))
