@@ -42,8 +42,7 @@ extended: $(VENV)/.dev
 	$(PY) -m pytest -m "extended or gpu"
 
 tables: $(VENV)/.notebooks
-	$(PY) -m eval.tables
-	$(PY) -m eval.figures
+	$(PY) -m eval
 
 clean:
 	rm -rf $(VENV)

@@ -123,7 +123,7 @@ class _Check:
         items = self.env.instances
         self.expect(len(items) > 0, "no instances")
         self.expect(len({item.id for item in items}) == len(items), "instance ids are not unique")
-        self.expect(list(self.other.instances) == list(items), "a second environment has other instances or another order")
+        self.expect(list(self.other._load()) == list(items), "loading a second time gives other instances or another order")
         strange = [item for item in items if not (isinstance(item, Instance) and item.task == self.cls.task and _plain(item.data))]
         self.expect(not strange, f"{len(strange)} are not an Instance of this task with plain JSON data, the first: {strange[:1]}")
         for item in items:

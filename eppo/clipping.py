@@ -27,9 +27,12 @@ class ClipMasks(NamedTuple):
 
 
 def token_ratio(policy_logp_BT: Any, sampler_logp_BT: Any, mask_BT: Any) -> Tensor:
-    """exp(policy_logp - sampler_logp) per token, the log-ratio clamped to +-20; 1 where masked, whatever stands there."""
-    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool)
-    log_ratio_BT = torch.as_tensor(policy_logp_BT) - torch.as_tensor(sampler_logp_BT)
+    """exp(policy_logp - sampler_logp) per token, the log-ratio clamped to +-20; 1 where masked, whatever stands there.
+
+    Like all that follows from it, on the device of `policy_logp_BT`: a batch may stay on the CPU."""
+    policy_logp_BT = torch.as_tensor(policy_logp_BT)
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=policy_logp_BT.device)
+    log_ratio_BT = policy_logp_BT - torch.as_tensor(sampler_logp_BT, device=policy_logp_BT.device)
     return log_ratio_BT.where(mask_BT, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -38,11 +41,13 @@ def ratio_masks(ratio_BT: Tensor, advantages_BT: Any, mask_BT: Any, lo_BT: Any, 
     """`clip_masks` on ratios that are already there."""
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1 (3 is usual) or None, got {dual_clip!r}")
-    ratio_BT, advantages_BT = ratio_BT.detach(), torch.as_tensor(advantages_BT)
-    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool)
+    ratio_BT = ratio_BT.detach()
+    advantages_BT, lo_BT, hi_BT = (torch.as_tensor(value, dtype=ratio_BT.dtype, device=ratio_BT.device)
+                                   for value in (advantages_BT, lo_BT, hi_BT))
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=ratio_BT.device)
     positive_BT, negative_BT = mask_BT & (advantages_BT > 0), mask_BT & (advantages_BT < 0)
-    return ClipMasks(high_BT=positive_BT & (ratio_BT > torch.as_tensor(hi_BT)),
-                     low_BT=negative_BT & (ratio_BT < torch.as_tensor(lo_BT)),
+    return ClipMasks(high_BT=positive_BT & (ratio_BT > hi_BT),
+                     low_BT=negative_BT & (ratio_BT < lo_BT),
                      dual_BT=negative_BT & (ratio_BT > (torch.inf if dual_clip is None else dual_clip)))
 
 

@@ -265,18 +265,21 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML without repeated keys, of which PyYAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(name) for name, _ in node.value]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} appears twice", node.start_mark)
+        seen = []
+        for name_node, _ in node.value:
+            if (name := self.construct_object(name_node, deep=True)) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {name!r} appears twice", name_node.start_mark)
+            seen.append(name)
         return super().construct_mapping(node, deep)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{path}, line {error.problem_mark.line + 1}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold 'key: value' lines, not {kind_of(values)}")
     return values

@@ -29,8 +29,8 @@ class Crossovers(NamedTuple):
 
 
 class TrendR2(NamedTuple):
-    """`mean` over the `valid` tasks (NaN if there is none); `per_task_K` and `slope_K` (nats per unit of ln t), NaN where the fit
-    has no meaning. A rising task scores as well as a falling one: read R^2 with the slope's sign."""
+    """`mean` over the `valid` tasks (NaN if there is none); `per_task_K` and `slope_K` (nats per unit of ln t), NaN where the
+    fit has no meaning. A rising task scores as well as a falling one: read R^2 with the slope's sign."""
 
     mean: float
     per_task_K: Matrix
@@ -39,9 +39,9 @@ class TrendR2(NamedTuple):
 
 
 class LateSpike(NamedTuple):
-    """In nats, over steps `start`..T: `step`, the largest rise between consecutive known steps of any task; `drawup`, the largest
-    rise above an earlier minimum; `mean_step`, the mean over tasks of their largest step; `relative`, the largest step as a
-    share of its task's first entropy. NaN if no task has two known steps there."""
+    """In nats, over steps `start`..T: `step`, the largest rise between consecutive known steps of any task; `drawup`, the
+    largest rise above an earlier minimum; `mean_step`, the mean over tasks of their largest step; `relative`, the largest step
+    as a share of its task's first entropy. NaN if no task has two known steps there."""
 
     step: float
     drawup: float
@@ -56,8 +56,7 @@ def headline_window(num_steps: int) -> int:
 
 
 def smooth_entropy(entropy_KT: Any, smooth: int = 1) -> Matrix:
-    """Centred moving average of odd width; the window shrinks symmetrically at both ends and skips NaN, and an absent step stays
-    NaN.
+    """Centred moving average of odd width: the window shrinks symmetrically at both ends and skips NaN; absent steps stay NaN.
 
     Raises:
         ValueError: not K x T, an infinity, or a width that is not odd and positive.

@@ -40,11 +40,11 @@ def clipped_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: 
 
     Source: EPPO eq. 12 (arXiv 2607.07178); GRPO (2402.03300); dual clip: 1912.09729.
     """
-    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool)
     ratio_BT = token_ratio(policy_logp_BT, torch.as_tensor(sampler_logp_BT).detach(), mask_BT)
-    advantages_BT = torch.as_tensor(advantages_BT).detach().to(ratio_BT.dtype).expand_as(ratio_BT).where(mask_BT, 0)
-    lo_BT, hi_BT = (torch.as_tensor(bound, dtype=ratio_BT.dtype, device=ratio_BT.device).where(mask_BT, 1)
-                    for bound in (lo_BT, hi_BT))
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=ratio_BT.device)
+    advantages_BT, lo_BT, hi_BT = (torch.as_tensor(value, dtype=ratio_BT.dtype, device=ratio_BT.device).detach()
+                                   .expand_as(ratio_BT).where(mask_BT, neutral)
+                                   for value, neutral in ((advantages_BT, 0), (lo_BT, 1), (hi_BT, 1)))
     masks = ratio_masks(ratio_BT, advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
     bounded_BT = ratio_BT.where(~masks.high_BT, hi_BT).where(~masks.low_BT, lo_BT)
     if dual_clip is not None:
@@ -71,9 +71,10 @@ def kl_penalty(policy_logp_BT: Any, ref_logp_BT: Any, kind: str = "k3", mask_BT:
     Source: http://joschu.net/blog/kl-approx.html; GRPO (arXiv 2402.03300) for k3 as a loss term.
     """
     check_name("KL kind", kind, KL_KINDS)
-    d_BT = torch.as_tensor(ref_logp_BT).detach() - torch.as_tensor(policy_logp_BT)
+    policy_logp_BT = torch.as_tensor(policy_logp_BT)
+    d_BT = torch.as_tensor(ref_logp_BT, device=policy_logp_BT.device).detach() - policy_logp_BT
     if mask_BT is not None:
-        d_BT = d_BT.where(torch.as_tensor(mask_BT, dtype=torch.bool), 0)
+        d_BT = d_BT.where(torch.as_tensor(mask_BT, dtype=torch.bool, device=d_BT.device), 0)
     d_BT = d_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if kind == "k1":
         return -d_BT
@@ -118,7 +119,8 @@ def reduce_tokens(loss_BT: Any, mask_BT: Any, how: str = "token_mean", max_token
     Source: arXiv 2402.03300, 2503.20783 (Dr. GRPO), 2503.14476 (DAPO), 2509.02333 (DCPO).
     """
     check_reduction(how, max_tokens)
-    loss_BT, mask_BT = torch.as_tensor(loss_BT), torch.as_tensor(mask_BT, dtype=torch.bool)
+    loss_BT = torch.as_tensor(loss_BT)
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=loss_BT.device)
     if denominator is None or how == "seq_sum_token_mean":
         denominator = reduction_count(mask_BT, how)
     if not denominator >= 0:
@@ -134,7 +136,7 @@ def check_reduction(how: str, max_tokens: int | None) -> None:
     """ValueError unless the reduction is known and has max_tokens exactly where it uses it."""
     check_name("reduction", how, REDUCTIONS)
     if (how == "seq_mean_token_sum_norm") != (max_tokens is not None):
-        needs = "needs max_tokens, the constant length to divide by" if max_tokens is None else "uses no max_tokens; leave it out"
-        raise ValueError(f"reduction {how!r} {needs}")
+        need = "needs max_tokens, a constant length to divide by" if max_tokens is None else "uses no max_tokens; leave it out"
+        raise ValueError(f"reduction {how!r} {need}")
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")

@@ -198,8 +198,8 @@ class EntropyPacer:
         if self.alpha and self.steps and len(self.tracks) == 1:
             texts.append("EPPO with one task: z is 0, only the trend constraint acts.")
         if self.alpha and len(cohort) == 2 and not self.sigma_floor:
-            texts.append("EPPO with two tasks: z is +1 and -1 (+-0.71 with ddof 1) however small the gap, so apart from the trend "
-                         "the two clip ranges are constants that swap; set sigma_floor or use three tasks or more.")
+            texts.append("EPPO with two tasks: z is +1 and -1 (+-0.71 with ddof 1) however small the gap, so apart from the "
+                         "trend the two clip ranges are constants that swap; set sigma_floor or use three tasks or more.")
         for task in sorted(self.tracks):
             if self.tracks[task].floored:
                 texts.append(f"EPPO: the reference entropy of task {task!r} is below h_floor = {self.h_floor:g} nats; the task "
@@ -279,8 +279,8 @@ def moments(values: Sequence[float], ddof: int = 0) -> tuple[float, float]:
 
 
 def standardise(values: Mapping[str, float], ddof: int = 0, sigma_floor: float = 0.0) -> dict[str, float]:
-    """z-scores over tasks (eq. 8): any per-task signal to a scale-free one. 0 for all if there are fewer than two tasks or their
-    std is at most sigma_floor. With the population std, |z| <= sqrt(K - 1) and max z >= 1 / sqrt(K - 1)."""
+    """z-scores over tasks (eq. 8): any per-task signal to a scale-free one. 0 for all if there are fewer than two tasks or
+    their std is at most sigma_floor. With the population std, |z| <= sqrt(K - 1) and max z >= 1 / sqrt(K - 1)."""
     mean, std = moments(list(values.values()), ddof)
     if len(values) < 2 or std <= sigma_floor:
         return dict.fromkeys(values, 0.0)

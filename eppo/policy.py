@@ -29,7 +29,7 @@ CHATML = """{%- for message in messages -%}
 {% endif %}"""
 # Frequent glue of a Hermes call as single tokens: it carries no information and would be a third of all sampled tokens.
 GLUE = ('<tool_call>\n{"name": "', '", "arguments": {"', '"}}\n</tool_call>')
-TAGS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 SPLIT = r"[A-Za-z]+|[0-9]|[^A-Za-z0-9]+"                    # words, single digits, runs of everything else: copying stays easy
 
 
@@ -51,11 +51,11 @@ def train_micro_tokenizer(texts: Iterable[str], vocab: int = 1024) -> Any:
                                                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab - len(GLUE), special_tokens=["<|endoftext|>", *TAGS], show_progress=False,
+        vocab_size=vocab - len(GLUE) - len(TAGS), special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
                                         chat_template=CHATML, clean_up_tokenization_spaces=False)
-    tokenizer.add_tokens(list(GLUE))
+    tokenizer.add_tokens([*GLUE, *TAGS])                 # plain added tokens, as in Qwen2.5: the longest match wins
     return tokenizer
 
 

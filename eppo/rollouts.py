@@ -64,7 +64,7 @@ class Episode:
         self.info["env_s"] += time.perf_counter() - started
         opening = self.chat.opening_ids(messages, self.env.tools)
         self._anchor = str(messages[-1].get("content", ""))
-        self._append(opening)
+        self._append(opening[:self.limits.max_tokens])
         if len(opening) + MIN_REPLY_TOKENS > self.limits.max_tokens:
             self._end(CONTEXT_LIMIT)
             return None

@@ -3,13 +3,14 @@
     runs = ["results/runs/micro/agentrl-s0-…", "results/runs/micro/eppo-s0-…"]
     save(draw(1, records=runs), "results/figures/figure_1", records=runs)
 
-Figures 1 and 7: task entropies and diagnostics; 3: validation curves; 4: relative pace z; 5 and 6: success per task beside the
-paper's; "clip": the clip range each task had and the share of its tokens that was clipped.
+Figure 1: task entropies and diagnostics; 3: validation curves; 4: relative pace z; 5, 6 and, for any tasks, "success": success
+beside the paper's; 7: task entropies alone; "clip": each task's clip range and the share of its tokens that was clipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from eval.panels import (Methods, bars, curve_note, label_ends, learning_curve, method_grid, method_line, method_panels, one_seed,
-                         seeds_text, task_colour, task_curves)
+from eval.panels import (Methods, bars, curve_note, label_ends, learning_curve, method_grid, method_line, method_panels,
+                         one_seed, seeds_text, task_colour, task_curves)
 from eval.runs import (by_method, clip_warning, load, method_label, metric_KT, provenance, stack_STK, task_label, tasks_of,
                        write_json)
+from eval.tables import FIVE, THREE, notes, render
 
 STYLE = {"font.size": 8, "font.family": "DejaVu Sans", "axes.titlesize": 8.5, "axes.labelsize": 8, "xtick.labelsize": 7,
          "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False, "axes.spines.top": False,
          "axes.spines.right": False, "axes.linewidth": 0.7, "savefig.dpi": 200, "svg.hashsalt": "eppo", "svg.fonttype": "path"}
+MARKERS = ("s", "o", "^", "v", "P", "X", "<", ">")
 DIAGNOSTICS = (("Crossovers", "lower"), ("Trend $R^2$", "higher"), ("Late spike, nats", "lower"))
 
 
@@ -184,6 +187,34 @@ def _figure_clip(place: Any, runs: list[Any], methods: Methods, tasks: list[str]
     return list(grid.flat)
 
 
+# ---- success beside the paper's ---------------------------------------------------------------------------------------------
+def _figure_success(place: Any, runs: list[Any], methods: Methods, tasks: list[str],
+                    expected: Sequence[str] = ()) -> list[Axes]:
+    """A marker per method and task with its interval; a hollow diamond is the paper's number for that method."""
+    if expected and set(tasks) != set(expected):
+        raise ValueError(f"this figure is about the tasks {', '.join(expected)}; these runs have {', '.join(tasks)}; "
+                         "draw('success', …) takes any")
+    table, ax = render("quickstart", runs, out=None), place.subplots()
+    columns, models = list(dict.fromkeys(table["column"])), list(dict.fromkeys(table["model"]))
+    labels = {task_label(task): task for task in tasks}
+    width = 0.7 / len(models)
+    for cell in table.itertuples():
+        x = columns.index(cell.column) + (models.index(cell.model) - (len(models) - 1) / 2) * width
+        colour = task_colour(labels[cell.column], tasks) if cell.column in labels else "black"
+        if not np.isnan(cell.low):
+            ax.plot([x, x], [max(0, cell.low), min(100, cell.high)], color=colour, linewidth=1)
+        ax.plot(x, cell.ours, MARKERS[models.index(cell.model) % len(MARKERS)], color=colour, markersize=5, clip_on=False)
+        ax.plot(x + 0.3 * width, cell.paper, "D", color=colour, markerfacecolor="white", markersize=4, markeredgewidth=0.8)
+    for index, model in enumerate(models):
+        ax.plot([], [], MARKERS[index % len(MARKERS)], color="0.3", markersize=5, label=f"{model}, ours")
+    ax.plot([], [], "D", color="0.3", markerfacecolor="white", markersize=4, label="same method, the paper's number")
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set(ylabel="success (%)", ylim=(-2, 102), xlim=(-0.6, len(columns) - 0.4))
+    place.legend(loc="outside lower center", ncols=len(models) + 1)
+    _heading(place, "Success on held-out instances, 95 % intervals", notes(table, runs)[1].replace(". The", ".\nThe"))
+    return [ax]
+
+
 def _wide(methods: int) -> float:
     return max(4.2, 3.6 * method_grid(methods)[1])
 
@@ -193,6 +224,9 @@ FIGURES: dict[int | str, tuple[Callable[[int, int], tuple[float, float]], Place]
     1: (lambda tasks, methods: (max(7.2, _wide(methods)), 2.5 * method_grid(methods)[0] + 0.42 * methods + 1.2), _figure_1),
     3: (lambda tasks, methods: (7.2, 1.9 * -(-(tasks + 1) // 3) + 0.4), _figure_3),
     4: (lambda tasks, methods: (_wide(methods), 2.6 * method_grid(methods)[0]), _figure_4),
+    5: (lambda tasks, methods: (7.2, 3.2), partial(_figure_success, expected=FIVE)),
+    6: (lambda tasks, methods: (7.2, 3.2), partial(_figure_success, expected=THREE)),
     7: (lambda tasks, methods: (_wide(methods), 2.6 * method_grid(methods)[0]), _figure_7),
+    "success": (lambda tasks, methods: (7.2, 3.2), _figure_success),
     "clip": (lambda tasks, methods: (max(4.2, 3.6 * methods), 4.0), _figure_clip),
 }

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "results" / "reference"                    # <recipe>/runs/<run>
 # As the paper prints them.
 TASK_LABELS = {"alfworld": "ALFWorld", "db": "DB", "kg": "KG", "os": "OS", "webshop": "WebShop"}
-METHOD_LABELS = {"grpo": "GRPO", "rloo": "RLOO", "agentrl": "AgentRL", "dcpo": "DCPO", "bapo": "BAPO",
+METHOD_LABELS = {"start": "Warm start", "grpo": "GRPO", "rloo": "RLOO", "agentrl": "AgentRL", "dcpo": "DCPO", "bapo": "BAPO",
                  "eppo_no_task_clip": "w/o task-wise clip", "eppo_no_trend": "w/o trend constraint", "eppo": "EPPO"}
 BINDING = 1e-3                                              # a clip fraction below this means that the clip never mattered
 
@@ -67,6 +67,10 @@ def method_of(run: Any) -> str:
 
 def seed_of(run: Any) -> int:
     return int(run.info["config"]["seed"])
+
+
+def model_of(run: Any) -> str:
+    return str(run.info["config"]["model"]["path"])
 
 
 def name_of(run: Any) -> str:

@@ -205,6 +205,20 @@ def aggregate(scores: Mapping[str, float | Sequence[float]] | pd.DataFrame, task
                      iqm_low, iqm_high, min(map(len, groups)))
 
 
+def instance_macro(scores: Mapping[str, Sequence[float]], seed: int = 0, confidence: float = CONFIDENCE,
+                   resamples: int = RESAMPLES) -> Aggregate:
+    """`macro`, `low`, `high` of one checkpoint from task -> a score per instance; resamples instances within tasks.
+
+    A task without instances is `missing`, as in `aggregate`; tasks may differ in the number of instances.
+    """
+    groups = [np.asarray(values, dtype=float) for values in scores.values()]
+    missing = tuple(task for task, values in zip(scores, groups) if not len(values))
+    if missing or not groups:
+        return Aggregate(missing=missing)
+    low, high = _bootstrap(groups, _macro, seed, confidence, resamples)
+    return Aggregate(float(_macro(*groups)), None, low, high, float(np.concatenate(groups).mean()), n_seeds=1)
+
+
 def _macro(*groups: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.mean([np.mean(values, axis=axis) for values in groups], axis=0)
 

@@ -35,8 +35,8 @@ def declared_parameters(notebook: Path) -> dict[str, tuple[str, Any]]:
     declared = {}
     for name in names:
         if name not in read:
-            raise ValueError(f"{notebook.name}: papermill cannot read parameter {name!r}; write 'name: type = literal  # meaning'"
-                             " on one line, with Optional[int] for int | None")
+            raise ValueError(f"{notebook.name}: papermill cannot read parameter {name!r}; write it on one line as "
+                             "name: type = literal  # meaning, with Optional[int] for int | None")
         try:
             default = ast.literal_eval(read[name]["default"])
         except (ValueError, SyntaxError):

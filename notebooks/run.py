@@ -121,7 +121,7 @@ def execute(notebook: str, output: str, parameters: dict[str, Any], progress: bo
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write_kernel_spec(Path(folder, "kernels", "python3"))               # of this interpreter, before any other python3
+            write_kernel_spec(Path(folder, "kernels", "python3"), extra_arguments=["--log-level=ERROR"])
             os.environ["JUPYTER_PATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("JUPYTER_PATH")])])
             papermill.execute_notebook(notebook, output, parameters, kernel_name="python3", cwd=ROOT, progress_bar=progress)
         return 0

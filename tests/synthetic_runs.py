@@ -1,4 +1,4 @@
-"""Records as a training run writes them, made up: entropies that decay like a - b ln t, with noise, at the paper's five tasks."""
+"""Records as a training run writes them, made up: entropies that decay like a - b ln t, with noise, on the paper's tasks."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,8 @@ def synthetic_run(method="eppo", seed=0, steps=100, tasks=TASKS, noise=0.02, cli
         start, skill = START.get(task, 0.5), SKILL.get(task, 0.5)
         collapse = 0.16 if method == "eppo" else 0.10 + 0.05 * number
         spike = 0 if method == "eppo" else 0.15 * np.exp(-((t - steps * (0.75 + 0.04 * number)) / 3.0) ** 2)
-        columns[f"task/{task}/entropy"] = np.maximum(0.03, start * (1 - collapse * np.log(t)) + spike + rng.normal(0, noise, steps))
+        falling = start * (1 - collapse * np.log(t)) + spike + rng.normal(0, noise, steps)
+        columns[f"task/{task}/entropy"] = np.maximum(0.03, falling)
         columns[f"task/{task}/entropy_se"] = np.full(steps, noise)
         columns[f"task/{task}/success"] = np.clip(skill * t / steps + rng.normal(0, 0.05, steps), 0, 1)
         columns[f"task/{task}/clip_frac"] = np.abs(rng.normal(clip, clip / 4, steps))
@@ -34,5 +35,6 @@ def synthetic_run(method="eppo", seed=0, steps=100, tasks=TASKS, noise=0.02, cli
             for step in (0, steps) for task in tasks for index in range(evaluated)]
     config = {"method": method, "seed": seed, "steps": steps, "tasks": list(tasks), "recipe": "micro", "algorithm": {},
               "model": {"path": "micro"}, "env": {"rules": "strict"}, "validation": {"instances": 16}}
+    info = {"config": config, "commit": commit, "dirty": False, "status": "finished"}
     return SimpleNamespace(path=Path(f"{method}-s{seed}-{commit}"), steps=pd.DataFrame(columns), episodes=pd.DataFrame(),
-                           eval=pd.DataFrame(rows), info={"config": config, "commit": commit, "dirty": False, "status": "finished"})
+                           eval=pd.DataFrame(rows), info=info)

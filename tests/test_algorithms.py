@@ -90,7 +90,8 @@ def test_names_and_defaults():
 @pytest.mark.parametrize("name", METHODS)
 def test_docstring_is_the_method(name):
     text = ALGORITHMS[name].__doc__
-    assert all(part in text for part in ("Source:", "arXiv 2", "Differs from", "        1. ", "Defaults:", "Logs:", "Degenerate cases:"))
+    for part in ("Source:", "arXiv 2", "Differs from", "        1. ", "Defaults:", "Logs:", "Degenerate cases:"):
+        assert part in text
 
 
 @pytest.mark.parametrize("name, settings, message", [
@@ -98,7 +99,7 @@ def test_docstring_is_the_method(name):
     ("eppo", {"clip_low": 0.1}, "unknown setting of method 'eppo': 'clip_low'"),
     ("eppo_no_task_clip", {"alpha": 0.1}, "'alpha'"), ("eppo_no_trend", {"kappa": 2.0}, "'kappa'"),
     ("grpo", {"alpha": 0.4}, "unknown setting of method 'grpo': 'alpha'"),
-    ("grpo", {"kl_coef": "1e-6"}, "kl_coef must be a number, got '1e-6' .str.; in YAML write it as a float with a point: 1.0e-06"),
+    ("grpo", {"kl_coef": "1e-6"}, "kl_coef must be a number, got '1e-6' .str.; in YAML write it as .* 1.0e-06"),
     ("grpo", {"clip_low": True}, "clip_low must be a number, got True"), ("grpo", {"ddof": 1.0}, "whole number"),
     ("grpo", {"kl_coef": NAN}, "kl_coef must be a number, got nan"), ("grpo", {"task_norm": 1}, "true or false"),
     ("grpo", {"kl_coef": -1.0}, "kl_coef must be at least 0"), ("grpo", {"clip_high": 0.0}, "clip_low must lie"),
@@ -286,12 +287,12 @@ def test_gradient_by_finite_differences(name):
         loss_BT = method.token_loss(policy_BT, batch, lo_BT, hi_BT) + method.extra(Forward(policy_BT), batch)["kl"]
         return method.reduce(loss_BT, batch.mask_BT, method.denominator(batch.mask_BT))
 
-    masks = clip_masks(batch.policy_logp_BT, batch.sampler_logp_BT, batch.advantages_BT, batch.mask_BT, lo_BT, hi_BT, method.dual_clip)
+    masks = clip_masks(batch.policy_logp_BT, batch.sampler_logp_BT, batch.advantages_BT, batch.mask_BT, lo_BT, hi_BT, 3.0)
     assert masks.high_BT.any() and masks.low_BT.any()
     assert torch.autograd.gradcheck(loss, (batch.policy_logp_BT.clone().requires_grad_(),))
 
 
-# ---- the other hooks ----------------------------------------------------------------------------------------------------------
+# ---- the other hooks ---------------------------------------------------------------------------------------------------------
 def test_kl_term_and_what_it_needs():
     batch = make_batch()
     extra = get_algorithm("grpo", kl_coef=0.5).extra(Forward(batch.policy_logp_BT), batch)

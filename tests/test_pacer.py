@@ -31,7 +31,7 @@ def columns(steps):
 def test_golden_trace():
     table = EntropyPacer.replay(list(TRACE.values()), tasks=list(TRACE)).set_index(["step", "task"])
     expected = {
-        1: dict(ema=(1, .5, 2), ratio=(1, 1, 1), z=(0, 0, 0), paced_eps=(.2, .2, .2), trend_divisor=(1, 1, 1), eps=(.2, .2, .2)),
+        1: dict(ema=(1, .5, 2), ratio=(1, 1, 1), z=(0, 0, 0), paced_eps=(.2,) * 3, trend_divisor=(1, 1, 1), eps=(.2,) * 3),
         2: dict(ema=(.98, .5, 2.02), ratio=(.98, 1, 1.01), z=(-1.336305, .267261, 1.069044),
                 paced_eps=(.130337, .220886, .263128), trend_divisor=(1, 1, 1.02), eps=(.15, .220886, .257969)),
         3: dict(ema=(.951, .505, 2.019), ratio=(.951, 1.01, 1.0095), z=(-1.414175, .716114, .698061),
@@ -126,7 +126,8 @@ def test_task_that_arrives_late():
 
 def test_too_few_tokens_is_not_measured():
     readings = EntropyPacer(n_min=10).observe({"a": (5.0, 9), "b": (5.0, 10)})
-    assert not readings["a"].observed and math.isnan(readings["a"].ema) and readings["a"].eps == 0.2 and readings["b"].ema == 0.5
+    assert not readings["a"].observed and math.isnan(readings["a"].ema) and readings["a"].eps == 0.2
+    assert readings["b"].observed and readings["b"].ema == 0.5
 
 
 def test_reference_of_several_batches():
@@ -287,6 +288,6 @@ def test_noise_alone_is_paced_at_full_strength(noise):
     eps_TK = table.pivot(index="step", columns="task", values="eps").to_numpy()[1:]
     assert 0.105 < (eps_TK.max(axis=1) - eps_TK.min(axis=1)).mean() < 0.128
     lowest = table[table.step > 1].pivot(index="step", columns="task", values="ratio").to_numpy().argmin(axis=1)
-    assert np.bincount(lowest).max() / len(lowest) > 0.6 and table.trend_divisor.max() <= 1.02
+    assert np.bincount(lowest).max() / len(lowest) > 0.6 and table.trend_divisor.max() <= 1.012
     calm = EntropyPacer.replay(curves_KT, tasks=list("abcde"), sigma_floor=0.05 if noise < 0.05 else 0.3, kappa=0.0)
     assert set(calm.eps) == {0.2}

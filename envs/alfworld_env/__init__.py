@@ -1,10 +1,10 @@
 """ALFWorld: do a chore in a household by text commands. Tool `take_action`; 20 turns (micro: 8); reward 1 when the goal holds.
 
-Engines: our own (`engine.Engine`, the default) and TextWorld (`backend="textworld"`, optional), with the same texts and admissible
-commands. Rules "agentbench": any text becomes the admissible command with the best BLEU, three identical actions in a row end the
-episode, and a turn without a usable call marks it for good (THUDM/AgentBench, function-call form). Rules "strict": only an
-admissible command acts; "put X in/on Y" and "move X to Y" both mean the game's own form; anything else is answered with
-"Nothing happens." and counted.
+Engines: our own (`engine.Engine`, the default) and TextWorld (`backend="textworld"`, optional), with the same texts and
+admissible commands. Rules "agentbench": any text becomes the admissible command with the best BLEU, three identical actions in
+a row end the episode, and a turn without a usable call marks it for good (THUDM/AgentBench, function-call form). Rules
+"strict": only an admissible command acts; "put X in/on Y" and "move X to Y" both mean the game's own form; anything else is
+answered with "Nothing happens." and counted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from envs.instances import Instance, generate
 from envs.tool_calls import ParsedTurn, ToolCall
 
 SYSTEM = """\
-You are an agent in a household who has to bring about the goal that the user gives you. The first message describes the room and
-the goal. After that, every turn goes like this: you see what your last action did and the list of actions that are available now;
-you think about what helps, and then submit exactly one of them with the tool take_action.
-Only actions from the list count. If the answer is "Nothing happens.", your action was not valid: choose one that is on the list.
+You are an agent in a household who has to bring about the goal that the user gives you. The first message describes the room
+and the goal. After that, every turn goes like this: you see what your last action did and the list of actions that are
+available now; you think about what helps, and then submit exactly one of them with the tool take_action.
+Only actions from the list count. If the answer is "Nothing happens.", your action was not valid: choose one from the list.
 Containers may be closed; open them to see what is inside. You can carry one thing at a time.
 Always call the tool; a message without a tool call does nothing and uses up a turn. You have {turns} turns."""
-MICRO_SYSTEM = "do the task in the house, one action a turn."
+MICRO_SYSTEM = "house: one action a turn."
 _ARRIVAL = re.compile(r"\AYou arrive at loc \d+\. ")
-_PUT = re.compile(r"\A(?:put|move) (?P<thing>\S+ \d+) (?:in/on|in|on|into|onto|to) (?P<place>\S+ \d+)\Z")
-_LONGEST = 2000                                             # characters of an action that are looked at
+_PUT = re.compile(r"\A(?:put|move) (?P<thing>\S+(?: \d+)?) (?:in/on|in|on|into|onto|to) (?P<place>\S+(?: \d+)?)\Z")
 
 
 class ALFWorldEnv(Env):
@@ -52,6 +51,7 @@ class ALFWorldEnv(Env):
     def __init__(self, **settings: Any) -> None:
         self.skipped: list[tuple[str, str]] = []
         self._root = Path()
+        self._textworld: TextWorldEngine | None = None
         check_name("alfworld: backend", settings.get("backend") or "own", ("own", "textworld"))
         super().__init__(**settings)
         self._micro = self.source == "generated" and self.size == "micro"
@@ -59,7 +59,7 @@ class ALFWorldEnv(Env):
         if not ok:
             raise EnvFault(f"alfworld: {reason}")
         if self.backend == "textworld" and self._micro:
-            raise ValueError("alfworld: size 'micro' has its own terse texts; with backend 'textworld' use size 'small' or 'full'")
+            raise ValueError("alfworld: size 'micro' has texts of its own; with backend 'textworld' use size 'small' or 'full'")
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
@@ -88,8 +88,8 @@ class ALFWorldEnv(Env):
         self.world = self._world(instance)
         self._played: Household = self.world
         if self.backend == "textworld":
-            wording = self.world.texts.wording
-            self._played = TextWorldEngine(to_pddl(self.world.problem), self.world.task, wording)
+            self._textworld = self._textworld or TextWorldEngine()
+            self._played = self._textworld.load(to_pddl(self.world.problem), self.world.task, self.world.texts.wording)
         opening = self._played.reset()
         self._agree(opening, opening if self._played is self.world else self.world.reset())
         self._sticky: Status | None = None
@@ -113,10 +113,10 @@ class ALFWorldEnv(Env):
     def _act(self, action: str) -> str:
         """Play one submitted action under the rules; the observation."""
         if self.rules == "agentbench":
-            action = action[:_LONGEST].lower().split("\n")[0]
+            action = action.lower().split("\n")[0]
             command = nearest_command(action, self._played.commands)
         else:
-            command = self._translate(" ".join(action[:_LONGEST].lower().split()))
+            command = self._translate(" ".join(action.lower().split()))
             if command not in self._played.commands:
                 self.invalid_calls += 1
         told = self._played.step(command)
@@ -148,6 +148,9 @@ class ALFWorldEnv(Env):
             return self._act(first)
         self._sticky = Status.INVALID_ACTION
         return {"role": "user", "content": "The tool call had no action. Call take_action with the action as text."}
+
+    def close(self) -> None:
+        self._textworld = None
 
     # ---- experts --------------------------------------------------------------------------------------------------
     def expert(self) -> Message:

@@ -34,7 +34,8 @@ WORDS = {"sink": "sinkbasin", "lamp": "desklamp", "table": "sidetable"}
 MICRO_KINDS = tuple(TASK_TYPES[i] for i in (0, 1, 2, 0, 1, 3, 0, 1, 4, 5))
 MICRO_SENTENCES = {"pick_and_place_simple": "put {0} in {1}", "pick_two_obj_and_place": "put two {0} in {1}",
                    "look_at_obj_in_light": "see {0} under {1}", "pick_clean_then_place_in_recep": "put clean {0} in {1}",
-                   "pick_heat_then_place_in_recep": "put hot {0} in {1}", "pick_cool_then_place_in_recep": "put cool {0} in {1}"}
+                   "pick_heat_then_place_in_recep": "put hot {0} in {1}",
+                   "pick_cool_then_place_in_recep": "put cool {0} in {1}"}
 MICRO_OBJECTS = tuple("apple book bowl bread cd cup egg fork knife mug pan pen pencil plate pot potato spoon tomato vase watch "
                       "cloth candle laptop pillow".split())
 MICRO_PLACES = ("bed", "cabinet", "desk", "drawer", "dresser", "fridge", "safe", "shelf", "sofa", "table")
@@ -95,13 +96,12 @@ def _goals(kind: str, room: str, counts: dict[str, int]) -> list[Goal]:
 
 def _furnish(rng: random.Random, room: str, counts: dict[str, int], goal: Goal, most: int, keep: float) -> dict[str, Any]:
     spots = rng.sample([(x, z) for x in range(-14, 15) for z in range(-14, 15)], sum(counts.values()) + 1)
-    location = lambda spot: "_bar_".join(["loc", *map(_signed, spot), str(rng.randrange(4)), rng.choice(("30", "45", "60"))])  # noqa: E731
-    start = location(spots.pop())
+    start = _location(rng, spots.pop())
     receptacles: dict[str, list[Any]] = {}
     for name, count in counts.items():
         for _ in range(count):
             shared = receptacles and rng.random() < 0.05     # drawers of one desk are often reached from one spot
-            spot = rng.choice(list(receptacles.values()))[0] if shared else location(spots.pop())
+            spot = rng.choice(list(receptacles.values()))[0] if shared else _location(rng, spots.pop())
             receptacles[_entity(rng, name, receptacles)] = [spot, rng.random() < OPENABLE.get(name, 0.0)]
     wanted = {name: rng.randint(1, min(most, high)) for name, (share, high) in OBJECTS[room].items()
               if name not in ABLE["toggleable"] and rng.random() < share * keep}
@@ -125,8 +125,10 @@ def _data(sentence: str, goal: Goal, start: str, receptacles: dict[str, Any], ob
             "receptacles": receptacles, "objects": objects}
 
 
-def _signed(number: int) -> str:
-    return f"_minus_{-number}" if number < 0 else str(number)
+def _location(rng: random.Random, spot: tuple[int, int]) -> str:
+    """A location id in ALFRED's mangled form: x, z, rotation, horizon."""
+    signed = [f"_minus_{-number}" if number < 0 else str(number) for number in spot]
+    return "_bar_".join(["loc", *signed, str(rng.randrange(4)), rng.choice(("30", "45", "60"))])
 
 
 def _entity(rng: random.Random, kind: str, taken: dict[str, Any]) -> str:
@@ -154,25 +156,28 @@ def draw_micro(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
         if kind == "look_at_obj_in_light":
             target = rng.choice([word for word in lamp_places if word != source])
         break
-    words = [source, target] + [word for word, place in (("sink", "sinkbasin"), ("microwave", "microwave"), ("fridge", "fridge"))
-                                if place == tool]
+    words = [source, target] + [word for word in ("sink", "microwave", "fridge") if WORDS.get(word, word) == tool]
     others = [word for word in MICRO_PLACES if word not in words]
     words += rng.sample(others, 3 - len(words) if len(words) < 3 else rng.randint(0, 1))
-    numbers = lambda names: [f"{name}_bar_{number}" for name, number in zip(names, rng.sample(range(1, 10), len(names)))]  # noqa: E731
-    ids = numbers(words)
+    ids = _numbered(rng, words)
     opens = [word in OPENABLE and (word in ("fridge", "microwave") or not long) for word in words]
     receptacles = {entity: [f"loc_bar_{place}", door] for place, (entity, door) in enumerate(zip(ids, opens), 1)}
-    objects = dict.fromkeys(numbers([thing] * (2 if kind == "pick_two_obj_and_place" else 1)), ids[0])
+    objects = dict.fromkeys(_numbered(rng, [thing] * (2 if kind == "pick_two_obj_and_place" else 1)), ids[0])
     if kind == "look_at_obj_in_light":
-        objects[numbers(["lamp"])[0]] = ids[1]
+        objects[_numbered(rng, ["lamp"])[0]] = ids[1]
     for word in rng.sample([word for word in MICRO_OBJECTS if word != thing], rng.randint(0, 2)):
         places = [entity for entity in ids if word in CONTAINS.get(kind_of(entity), ())]
         if places:
-            objects[numbers([word])[0]] = rng.choice(places)
-    near = long or rng.random() < 0.6
+            objects[_numbered(rng, [word])[0]] = rng.choice(places)
+    near = long or rng.random() < 0.7
     goal = Goal(kind, thing, "" if kind == "look_at_obj_in_light" else kind_of(ids[1]),
                 "desklamp" if kind == "look_at_obj_in_light" else "")
     sentence = MICRO_SENTENCES[kind].format(thing, "lamp" if goal.toggle else words[1])
     order = sorted(receptacles)
     return kind, _data(sentence, goal, "loc_bar_1" if near else "loc_bar_0",
                        {entity: receptacles[entity] for entity in order}, dict(sorted(objects.items())))
+
+
+def _numbered(rng: random.Random, words: list[str]) -> list[str]:
+    """An id for each word; the numbers are different digits from 1 to 9."""
+    return [f"{word}_bar_{number}" for word, number in zip(words, rng.sample(range(1, 10), len(words)))]

@@ -24,9 +24,10 @@ def data_folder(path: str | None) -> Path:
     base = path or os.environ.get("EPPO_DATA")
     folder = Path(base) / "alfworld" if base else None
     if folder is None or not folder.is_dir():
-        raise EnvFault(f"alfworld: no official games ({'neither path nor EPPO_DATA is set' if base is None else folder}); expected "
-                       "<path>/alfworld/json_2.1.1/{train,valid_seen,valid_unseen}/*/*/game.tw-pddl, and optionally AgentBench's "
-                       "lists train_valid.json and new_std.json beside it")
+        where = "neither path nor EPPO_DATA is set" if base is None else f"{folder} is no folder"
+        raise EnvFault(f"alfworld: no official games ({where}); expected "
+                       "<path>/alfworld/json_2.1.1/{train,valid_seen,valid_unseen}/*/*/game.tw-pddl, and optionally "
+                       "AgentBench's lists train_valid.json and new_std.json beside it")
     return folder
 
 

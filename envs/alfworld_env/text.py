@@ -148,13 +148,13 @@ class Brief(Official):
         self.has_help = False
 
     def names(self, problem: Problem) -> dict[str, str]:
-        """The number in an id is the visible one: any digit, to be copied."""
-        return {entity: entity.replace("_bar_", " ") for facts in problem.facts.values() for fact in facts for entity in fact}
+        """The number in an id is the visible one: any digit, to be copied; no space, which would be a token of its own."""
+        return {entity: entity.replace("_bar_", "") for facts in problem.facts.values() for fact in facts for entity in fact}
 
     def intro(self, world: Engine, task: str) -> str:
         room = "; ".join(self.examine_receptacle(world, receptacle) for receptacle in world.house.receptacles)
         here = [world.names[receptacle] for receptacle in world.house.receptacles_at.get(world.at, ())]
-        return f"{room}. at {here[0] if here else 'door'}. {task}"
+        return f"{room}; at {here[0] if here else 'door'}; {task}"
 
     def go(self, world: Engine, receptacle: str) -> str:
         return self._inside(world, receptacle)
@@ -194,7 +194,8 @@ class Brief(Official):
         return f"hold {world.names[world.held]}" if world.held else "hold nothing"
 
     def examine_receptacle(self, world: Engine, receptacle: str) -> str:
-        return f"{world.names[receptacle]}: {self._inside(world, receptacle)}"
+        inside = self._inside(world, receptacle)
+        return world.names[receptacle] + {"closed": " closed", "empty": ""}.get(inside, f": {inside}")
 
     def _inside(self, world: Engine, receptacle: str) -> str:
         if receptacle in world.house.openable and receptacle not in world.opened:

@@ -73,16 +73,17 @@ def _speed_up() -> None:
 
 
 class TextWorldEngine:
-    """`engine.Household` played by TextWorld under alfworld's naming.
+    """`engine.Household` played by TextWorld under alfworld's naming. One object plays any number of games, one after the
+    other; it holds a copy of the planner's library, which the process never gives back.
 
     Args:
-        pddl: the PDDL problem. task: goal sentence. wording: "old" or "new". fast: use the caches (same texts).
+        fast: use the caches (same texts).
 
     Raises:
         EnvFault: TextWorld is not installed.
     """
 
-    def __init__(self, pddl: str, task: str, wording: str, fast: bool = True) -> None:
+    def __init__(self, fast: bool = True) -> None:
         if reason := missing():
             raise EnvFault(reason)
         import textworld
@@ -91,12 +92,15 @@ class TextWorldEngine:
 
         if fast:
             _speed_up()
-        domain, grammar = logic_texts(wording)
-        infos = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._env = AlfredDemangler(PddlEnv(infos))
-        self._env.load({"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL.", task), "pddl_problem": pddl})
+        self._env = AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
         self.commands: list[str] = []
         self.won = False
+
+    def load(self, pddl: str, task: str, wording: str) -> "TextWorldEngine":
+        """Take up another game: a PDDL problem, its goal sentence and the text format ("old" or "new"); returns itself."""
+        domain, grammar = logic_texts(wording)
+        self._env.load({"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL.", task), "pddl_problem": pddl})
+        return self
 
     def reset(self) -> str:
         """Start again; returns the opening text."""

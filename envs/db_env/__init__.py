@@ -26,7 +26,8 @@ _TOOLS = [
 _SYSTEM = {"micro": "Query the tables with SQL, then commit the answer.", "small": (
     "You answer a question, or carry out a change, on a MySQL database that you reach only through two tools.\n"
     "In every round, think aloud about the problem and your plan, then call a tool.\n"
-    "Use execute_sql to run SQL: one statement a call, written on one line. You get MySQL's raw reply and must interpret it yourself.\n"
+    "Use execute_sql to run SQL: one statement a call, written on one line. "
+    "You get MySQL's raw reply and must interpret it yourself.\n"
     "Use commit_final_answer when you are done. Call it only when you are sure: the answer must be exactly right, "
     "and it ends the task.\n"
     "If the task is to modify the database, make the change first; the answer itself may then be anything.\n"
@@ -36,7 +37,7 @@ _TRUNCATED = "[TRUNCATED]"
 
 
 class DBEnv(Env):
-    """See the module's and `Env`'s docstrings. `skipped`: (line, reason) of each record of an official file that cannot be used."""
+    """See the docstrings of the module and of `Env`."""
 
     task = "db"
     turn_limits = {"micro": 6, "small": 15, "official": 15}
@@ -44,16 +45,26 @@ class DBEnv(Env):
     sources = ("generated", "official")
     tools = _TOOLS
 
-    skipped: Sequence[tuple[int, str]] = ()
     _database: Database | None = None
 
+    def __init__(self, **settings: Any) -> None:
+        ok, reason = self.available(settings.get("backend"))
+        if not ok:
+            raise ValueError(f"db: {reason}")
+        super().__init__(**settings)
+
+    @classmethod
+    def available(cls, backend: str | None = None) -> tuple[bool, str]:
+        known = backend in (None, "sqlite")
+        return known, "" if known else f"unknown backend {backend!r}; known: sqlite (the default)"
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """(line, reason) of each record of the official file that cannot be used."""
+        return official.load(self.path, self.split)[1] if self.source == "official" else ()
+
     def _load(self) -> Sequence[Instance]:
-        if self.backend not in (None, "sqlite"):
-            raise ValueError(f"db: unknown backend {self.backend!r}; known: sqlite (the default)")
-        if self.source == "official":
-            instances, self.skipped = official.load(self.path, self.split)
-            return instances
-        return tasks.instances(self.size, self.split)
+        return official.load(self.path, self.split)[0] if self.source == "official" else tasks.instances(self.size, self.split)
 
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self.close()
@@ -70,11 +81,11 @@ class DBEnv(Env):
     def _prompt(self) -> str:
         data = self._data
         if self._micro:
-            named = (" ".join(["table", table["name"], "columns", *(name for name, _ in table["columns"])]) for table in data["tables"])
+            named = (f"table {table['name']} columns {' '.join(_columns(table))}" for table in data["tables"])
             return ". ".join([*named, data["question"]])
         described = data.get("description")
         if described is None:
-            described = " ".join(f"The table is called {table['name']}; its columns are {', '.join(name for name, _ in table['columns'])}."
+            described = " ".join(f"The table is called {table['name']}; its columns are {', '.join(_columns(table))}."
                                  for table in data["tables"])
         evidence = f"Evidence: {data['evidence']}\n" if data.get("evidence") else ""
         return evidence + (f"About the table: {described}\n" if described else "") + f"Question: {data['question']}"
@@ -106,11 +117,12 @@ class DBEnv(Env):
 
     def _execute(self, sql: str) -> str:
         self._tried.add(sql)
-        outcome = self._database.execute(dialect.to_sqlite(sql, self._data["tables"]))
-        text = outcome.text
-        if outcome.error is not None or outcome.timed_out or outcome.crashed:
-            self._sql_errors += 1
-            text = dialect.mysql_error(outcome, sql)
+        error = dialect.refusal(sql)
+        if error is None:
+            outcome = self._database.execute(dialect.to_sqlite(sql, self._data["tables"]))
+            error = dialect.mysql_error(outcome, sql) if outcome.failed else None
+        self._sql_errors += error is not None
+        text = outcome.text if error is None else error.encode("utf-8", "backslashreplace").decode()
         if len(text) > self._cut:
             self._cut_chars += len(text) - self._cut
             text = text[:self._cut] + _TRUNCATED
@@ -120,29 +132,31 @@ class DBEnv(Env):
         if self._data["changes"]:
             right = self._changed_rightly()
         elif self.rules == "agentbench":
-            right = grading.agentbench_match(answers, self._data["label"], self.instance.kind)
+            right = grading.agentbench_match(answers, self._data.get("raw_label", self._data["label"]), self.instance.kind)
         else:
             right = grading.answers_match(answers, self._data["label"], self._data["ordered"])
         self._finish(Status.COMPLETED, float(right))
 
     def _changed_rightly(self) -> bool:
-        state, recorded = self._database.state(), self._data.get("answer_md5")
-        if self.rules == "agentbench" or (recorded and self._gold_state() is None):
-            truth = recorded or grading.state_hash(self._data["tables"], self._gold_state())
-            return grading.agentbench_match(grading.state_hash(self._data["tables"], state), truth, self.instance.kind)
-        return grading.states_match(state, self._gold_state())
+        """Strict: the tables are the gold's. AgentBench: their hash is the recorded one, or the gold's if none is recorded."""
+        tables, recorded, state = self._data["tables"], self._data.get("answer_md5"), self._database.state()
+        if self.rules == "strict" and (gold := self._gold_state()) is not None:
+            return grading.states_match(state, gold)
+        truth = recorded or grading.state_hash(tables, self._gold_state())
+        return grading.agentbench_match(grading.state_hash(tables, state), truth, self.instance.kind)
 
     def _gold_state(self) -> dict[str, Any] | None:
-        """The tables after the gold statements; None if an official gold statement does not run, or not to the recorded hash."""
+        """The tables after the gold statements; None if an official statement does not run here to its recorded hash."""
         if self._gold is None:
             tables, recorded = self._data["tables"], self._data.get("answer_md5")
             try:
                 gold = self._database.gold_state([dialect.to_sqlite(sql, tables) for sql in self._data["sql"]])
             except ValueError as error:
-                if not recorded:
-                    raise EnvFault(f"db: {self.instance.id}: {error}") from error
-                return None
-            if recorded and not grading.agentbench_match(grading.state_hash(tables, gold), recorded, self.instance.kind):
+                if recorded:
+                    return None
+                raise EnvFault(f"db: {self.instance.id}: {error}") from error
+            hashed = grading.state_hash(tables, gold)
+            if recorded and grading.clean(recorded) and not grading.agentbench_match(hashed, recorded, self.instance.kind):
                 return None
             self._gold = gold
         return self._gold
@@ -150,6 +164,8 @@ class DBEnv(Env):
     def _bad_call(self, call: ToolCall) -> str | None:
         if self.rules != "agentbench":
             return super()._bad_call(call)
+        if not call.name or isinstance(call.raw, str):
+            return "Error: the tool call cannot be parsed; its format is incorrect."
         if call.name not in self.tool_names:
             return "Invalid function call. Please call a tool instead."
         return self._call_by_position(call)
@@ -159,10 +175,10 @@ class DBEnv(Env):
         values = list(call.raw.values()) if isinstance(call.raw, dict) else []
         if call.name == "execute_sql":
             if not values or not isinstance(values[0], str):
-                return "Error executing query: no statement given"
+                return "Error executing query: list index out of range"
         elif not values or (values[0] and not isinstance(values[0], (str, list))):
             self._finish(Status.TASK_ERROR, 0.0, info={"error": call.error})
-            return None
+            return "Error: the answer cannot be read"
         return self._run(call.name, values[0])
 
     def _no_call(self, parsed: ParsedTurn) -> Message:
@@ -187,7 +203,7 @@ class DBEnv(Env):
             return None if self._data["sql"][-1] in self._tried else self._data["sql"][-1]
         if grading.states_match(state, gold):
             return None
-        initial = {table["name"]: [[name for name, _ in table["columns"]], table["rows"]] for table in self._data["tables"]}
+        initial = {table["name"]: [_columns(table), table["rows"]] for table in self._data["tables"]}
         if grading.states_match(state, initial):
             return self._data["sql"][-1]
         return tasks.repair(state or {}, gold)
@@ -197,27 +213,32 @@ class DBEnv(Env):
         return [assistant_call("execute_sql", query=sql) for sql in data["sql"]] + [_commit_call(data)]
 
     def mistake(self, rng: random.Random) -> Message:
-        """A look at everything, a wrong column, table or value, or, one time in twenty, a wrong answer."""
+        """A look at everything, a wrong column, table or row, or, one time in twenty, an answer at random."""
         table = rng.choice(self._data["tables"])
-        name, columns = dialect.identifier(table["name"]), [name for name, _ in table["columns"]]
-        key = dialect.identifier(columns[0])
-        cell = tasks.literal(rng.choice(table["rows"])[0]) if table["rows"] else "''"
+        name, columns = dialect.identifier(table["name"]), list(map(dialect.identifier, _columns(table)))
+        key, value = columns[0], tasks.literal(rng.choice(table["rows"])[0])
         draw = rng.random()
         if draw < 0.05:
-            return assistant_call("commit_final_answer", answers=[str(rng.randint(1000, 9999))])
+            return assistant_call("commit_final_answer", answers=[str(rng.randint(1, 999))])
         if draw < 0.25:
-            return assistant_call("execute_sql", query=f"SELECT * FROM {name}")
-        if draw < 0.5:
-            return assistant_call("execute_sql", query=f"SELECT {rng.choice(_WRONG)} FROM {name} WHERE {key}={cell}")
-        if draw < 0.75:
-            return assistant_call("execute_sql", query=f"SELECT {key} FROM {rng.choice(_WRONG)} WHERE {key}={cell}")
-        return assistant_call("execute_sql", query=f"SELECT {rng.choice([dialect.identifier(c) for c in columns])} FROM {name} WHERE {key}={cell}")
+            query = f"SELECT * FROM {name}"
+        elif draw < 0.5:
+            query = f"SELECT {rng.choice(_WRONG)} FROM {name} WHERE {key}={value}"
+        elif draw < 0.75:
+            query = f"SELECT {key} FROM {rng.choice(_WRONG)} WHERE {key}={value}"
+        else:
+            query = f"SELECT {rng.choice(columns)} FROM {name} WHERE {key}={value}"
+        return assistant_call("execute_sql", query=query)
 
 
-_WRONG = ("value", "item", "data", "id", "total", "list")
+def _columns(table: dict[str, Any]) -> list[str]:
+    return [name for name, _ in table["columns"]]
+
+
+_WRONG = ("value", "item", "data", "list", "total", "kind")
 
 
 def _commit_call(data: dict[str, Any]) -> Message:
     """The commit of the gold answer; after a change any answer will do. Rows of several columns go cell by cell."""
-    answers = ["done"] if data["changes"] else [str(cell) for row in data["label"] for cell in (row if isinstance(row, list) else [row])]
-    return assistant_call("commit_final_answer", answers=answers)
+    cells = [cell for row in data["label"] for cell in (row if isinstance(row, list) else [row])]
+    return assistant_call("commit_final_answer", answers=["done"] if data["changes"] else list(map(str, cells)))

@@ -3,9 +3,9 @@
 Started by `worker.Worker` as `python -I -S child.py PARENT_PID`; imports only the standard library. Requests and replies are
 JSON with a four-byte length in front, on the standard streams:
 
-    {"op": "open", "tables": [...], "sql": [...]}   new database, then these statements  -> {"ok": true} or {"error": text}
-    {"op": "run", "sql": text, "cpu_s": 1.0}        one statement                        -> {"text", "wrote", "cpu_s"} or {"error", "cpu_s"}
-    {"op": "state"}                                 all tables                           -> {"tables": {name: [columns, rows]}} or {"error"}
+    {"op": "open", "tables": [...], "sql": [...]}   new database, these statements -> {"ok": true} or {"error": text}
+    {"op": "run", "sql": text, "cpu_s": 1.0}        one statement -> {"text", "wrote", "cpu_s"} or {"error", "cpu_s"}
+    {"op": "state"}                                 all tables -> {"tables": {name: [columns, rows]}} or {"error"}
     {"op": "gold", "tables": [...], "sql": [...]}   the state of a second, fresh database after these statements
 
 What model SQL may do is an allow-list of the authorizer; the limits bound memory, length and depth; the progress handler ends
@@ -15,6 +15,7 @@ the CPU limit of the process ends, or the parent, which kills it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -33,12 +34,22 @@ _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, s
 _WRITES = {getattr(sqlite3, f"SQLITE_{name}") for name in (
     "INSERT UPDATE DELETE ALTER_TABLE REINDEX CREATE_TABLE CREATE_INDEX CREATE_VIEW DROP_TABLE DROP_INDEX DROP_VIEW "
     "CREATE_TEMP_TABLE CREATE_TEMP_INDEX CREATE_TEMP_VIEW DROP_TEMP_TABLE DROP_TEMP_INDEX DROP_TEMP_VIEW").split()}
-# printf fills any width asked for in a single opcode, which nothing can interrupt; the others read or write outside.
-_DENIED_FUNCTIONS = {"printf", "load_extension", "fts3_tokenizer", "random", "randomblob", "readfile", "writefile", "edit"}
+_DENIED_FUNCTIONS = {"load_extension", "fts3_tokenizer", "random", "randomblob", "readfile", "writefile", "edit"}
 _LIMITS = {sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000, sqlite3.SQLITE_LIMIT_ATTACHED: 0,
            sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50, sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200, sqlite3.SQLITE_LIMIT_COLUMN: 500,
            sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000, sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
            sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0}
+
+
+def _neighbour(name: str) -> Any:
+    """The module in the file beside this one; a worker starts without any package on its path."""
+    spec = importlib.util.spec_from_file_location(f"db_env_{name}", os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+functions = _neighbour("functions")
 
 
 class Store:
@@ -47,22 +58,21 @@ class Store:
     def __init__(self, tables: list[dict[str, Any]]) -> None:
         """`tables`: [{"name", "columns": [[name, "TEXT" | "INT"], ...], "rows": [[value, ...], ...]}, ...]."""
         self.connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
-        self.connection.executescript("PRAGMA temp_store=MEMORY; PRAGMA max_page_count=4096; PRAGMA trusted_schema=OFF;"
-                                      "PRAGMA hard_heap_limit=67108864; BEGIN;")
+        self.connection.executescript(
+            "PRAGMA temp_store = MEMORY; PRAGMA max_page_count = 4096; PRAGMA trusted_schema = OFF; BEGIN")
         for table in tables:
             # MySQL's default collation ignores case; so does NOCASE, for ASCII letters.
             columns = ", ".join(f"{quote(name)} {kind}" + (" COLLATE NOCASE" if kind == "TEXT" else "")
                                 for name, kind in table["columns"])
             self.connection.execute(f"CREATE TABLE {quote(table['name'])} ({columns})")
-            self.connection.executemany(f"INSERT INTO {quote(table['name'])} VALUES ({','.join('?' * len(table['columns']))})",
-                                        table["rows"])
+            marks = ",".join("?" * len(table["columns"]))
+            self.connection.executemany(f"INSERT INTO {quote(table['name'])} VALUES ({marks})", table["rows"])
         self.connection.execute("COMMIT")
         # Injective for any bytes, so that no SQL can make a result unreadable; repr escapes what is not printable.
         self.connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         for limit, value in _LIMITS.items():
             self.connection.setlimit(limit, value)
-        for name, arity, function in mysql_functions():
-            self.connection.create_function(name, arity, function, deterministic=True)
+        functions.install(self.connection)
         self.connection.set_authorizer(self._authorize)
         self.connection.set_progress_handler(self._late, 2000)
         self._deadline, self._wrote = float("inf"), False
@@ -122,6 +132,8 @@ class Store:
         if action in _WRITES:
             self._wrote = True
             return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA and first == "table_info":    # DESCRIBE and SHOW COLUMNS read it
+            return sqlite3.SQLITE_OK
         if action in _READS and not (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _DENIED_FUNCTIONS):
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
@@ -132,93 +144,12 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def mysql_functions() -> list[tuple[str, int, Any]]:
-    """(name, arity, function) of the MySQL functions that SQLite lacks; NULL in, NULL out except CONCAT_WS."""
-    def strict(function: Any) -> Any:
-        return lambda *values: None if None in values else function(*values)
-
-    def text(value: Any) -> str:
-        return value if isinstance(value, str) else str(value)
-
-    def number(value: Any) -> float:
-        import re
-
-        found = re.match(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text(value), re.I)
-        return float(found.group()) if found else 0.0
-
-    def regexp(pattern: Any, value: Any) -> int:
-        import re
-
-        if len(text(pattern)) > 200 or len(text(value)) > 2000:
-            raise ValueError("regular expression or text too long")
-        return int(re.search(text(pattern), text(value), re.I) is not None)
-
-    def md5(value: Any) -> str:
-        import hashlib
-
-        return hashlib.md5(text(value).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def substring_index(value: Any, mark: Any, count: Any) -> str:
-        parts, mark, count = text(value).split(text(mark)) if text(mark) else [""], text(mark), int(number(count))
-        return mark.join(parts[:count] if count > 0 else parts[count:] if count < 0 else [])
-
-    def pad(left: bool) -> Any:
-        def padded(value: Any, width: Any, fill: Any) -> str | None:
-            value, fill, width = text(value), text(fill), int(number(width))
-            if width < 0 or width > 100_000 or not fill:
-                return None
-            filler = (fill * width)[:max(0, width - len(value))]
-            return (filler + value if left else value + filler)[:width] if width > len(value) else value[:width]
-        return padded
-
-    def repeat(value: Any, count: Any) -> str:
-        return text(value) * max(0, min(int(number(count)), 1_000_000 // max(1, len(text(value)))))
-
-    def concat(*values: Any) -> str:
-        return "".join(map(text, values))
-
-    def concat_ws(*values: Any) -> str | None:
-        return None if values[0] is None else text(values[0]).join(text(value) for value in values[1:] if value is not None)
-
-    def truncate(value: Any, digits: Any) -> float:
-        scale = 10 ** int(number(digits))
-        return int(number(value) * scale) / scale
-
-    def mysql_format(value: Any, digits: Any) -> str:
-        return f"{number(value):,.{max(0, min(int(number(digits)), 30))}f}"
-
-    def field(*values: Any) -> int:
-        wanted = [text(value).lower() for value in values[1:]]
-        return wanted.index(text(values[0]).lower()) + 1 if text(values[0]).lower() in wanted else 0
-
-    def find_in_set(value: Any, members: Any) -> int:
-        return field(value, *text(members).split(","))
-
-    def date_part(start: int, stop: int) -> Any:
-        def part(value: Any) -> int | None:
-            piece = text(value)[start:stop]
-            return int(piece) if piece.isdigit() else None
-        return part
-
-    return [(name, arity, strict(function)) for name, arity, function in (
-        ("regexp", 2, regexp), ("md5", 1, md5), ("substring_index", 3, substring_index), ("lpad", 3, pad(True)),
-        ("rpad", 3, pad(False)), ("repeat", 2, repeat), ("reverse", 1, lambda value: text(value)[::-1]),
-        ("concat", -1, concat), ("truncate", 2, truncate), ("format", 2, mysql_format), ("field", -1, field),
-        ("find_in_set", 2, find_in_set), ("year", 1, date_part(0, 4)), ("month", 1, date_part(5, 7)),
-        ("day", 1, date_part(8, 10)), ("dayofmonth", 1, date_part(8, 10)),
-        ("greatest", -1, lambda *values: max(values, key=_order)), ("least", -1, lambda *values: min(values, key=_order)),
-    )] + [("concat_ws", -1, concat_ws)]
-
-
-def _order(value: Any) -> tuple[int, Any]:
-    return (1, value) if isinstance(value, str) else (0, value)
-
-
 def confine() -> None:
     """Limits of this process: memory, no files, no processes, no core."""
     for limit, value in ((resource.RLIMIT_AS, 256 << 20), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 8),
                          (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (value, value))
+    sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 67108864").close()    # of all SQLite in this process
 
 
 def extend_cpu_limit(cpu_s: float) -> None:

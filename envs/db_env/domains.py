@@ -6,13 +6,15 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-FIRST = ("Alice Bruno Carla Daniel Elena Felix Greta Hassan Ingrid Jonas Keiko Liam Marta Nikolai Olga Pedro Quentin Rosa Samir "
-         "Tanja Ursula Victor Wanda Xavier Yusuf Zoe").split()
-LAST = ("Abbott Becker Castro Dubois Eriksen Ferrari Garcia Hoffman Ivanov Jansen Kowalski Lindqvist Moretti Novak Okafor Petrov "
-        "Quinn Rossi Schmidt Tanaka Ueda Vargas Weber Young Zhang O'Brien").split()
+FIRST = ("Alice Bruno Carla Daniel Elena Felix Greta Hassan Ingrid Jonas Keiko Liam Marta Nikolai Olga Pedro Quentin Rosa "
+         "Samir Tanja Ursula Victor Wanda Xavier Yusuf Zoe").split()
+LAST = ("Abbott Becker Castro Dubois Eriksen Ferrari Garcia Hoffman Ivanov Jansen Kowalski Lindqvist Moretti Novak Okafor "
+        "Petrov Quinn Rossi Schmidt Tanaka Ueda Vargas Weber Young Zhang O'Brien").split()
 PLACES = ("Ashford Brightwater Clearfield Dunmore Eastbrook Fairview Greenport Hillcrest Ironwood Juniper Kingsbridge Lakeside "
-          "Millbrook Northgate Oakridge Pinehurst Queensbury Riverton Stonehaven Thornton Upland Valemont Westfield Yarrow").split()
-ADJECTIVES = "Silent Golden Broken Hidden Crimson Distant Electric Frozen Gentle Hollow Lonely Midnight Northern Painted".split()
+          "Millbrook Northgate Oakridge Pinehurst Queensbury Riverton Stonehaven Thornton Upland Valemont Westfield "
+          "Yarrow").split()
+ADJECTIVES = ("Silent Golden Broken Hidden Crimson Distant Electric Frozen Gentle Hollow Lonely Midnight Northern "
+              "Painted").split()
 NOUNS = "River Garden Mirror Harbor Lantern Orchard Compass Shadow Winter Bridge Signal Forest Island Letter".split()
 
 
@@ -34,29 +36,31 @@ class Domain:
         return [self.key, *self.words, *self.numbers, self.date[0]]
 
 
+_NAMES = {"person": [f"{first} {last}" for first in FIRST for last in LAST],
+          "place": [f"{place} {suffix}" for place in PLACES for suffix in ("Central", "Park", "North", "Old Town")],
+          "title": [f"The {adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]}
+
+
 def draw_names(rng: random.Random, style: str, count: int) -> list[str]:
     """`count` distinct names in the style "person", "place" or "title"."""
-    if style == "place":
-        names = [f"{place} {suffix}" for place in PLACES for suffix in ("Central", "Park", "North", "Old Town")]
-    elif style == "title":
-        names = [f"The {adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]
-    else:
-        names = [f"{first} {last}" for first in FIRST for last in LAST]
-    return rng.sample(names, count)
+    return rng.sample(_NAMES[style], count)
 
 
-def draw_row(rng: random.Random, domain: Domain, name: str) -> list[str]:
-    """A row of texts in the order of `domain.columns`."""
-    _, first_year, last_year = domain.date
-    date = f"{rng.randint(first_year, last_year)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
-    return [name, *(rng.choice(values) for values in domain.words.values()),
-            *(str(rng.randint(low, high)) for low, high in domain.numbers.values()), date]
+def draw_rows(rng: random.Random, domain: Domain, names: list[str]) -> list[list[str]]:
+    """A row of texts for each name, in the order of `domain.columns`."""
+    count, (_, first_year, last_year) = len(names), domain.date
+    words = [rng.choices(values, k=count) for values in domain.words.values()]
+    numbers = [list(map(str, rng.choices(range(low, high + 1), k=count))) for low, high in domain.numbers.values()]
+    days = zip(rng.choices(range(first_year, last_year + 1), k=count), rng.choices(range(1, 13), k=count),
+               rng.choices(range(1, 29), k=count))
+    dates = [f"{year}-{month:02}-{day:02}" for year, month, day in days]
+    return [list(row) for row in zip(names, *words, *numbers, dates)]
 
 
 def draw_table(rng: random.Random, domain: Domain, rows: int) -> dict[str, Any]:
     """A table of `rows` rows; every column is TEXT, as in the official set."""
     return {"name": domain.table, "columns": [[column, "TEXT"] for column in domain.columns],
-            "rows": [draw_row(rng, domain, name) for name in draw_names(rng, domain.names, rows)]}
+            "rows": draw_rows(rng, domain, draw_names(rng, domain.names, rows))}
 
 
 DOMAINS = (
@@ -95,7 +99,8 @@ DOMAINS = (
            {"Faculty": ("Arts", "Physics", "Medicine", "Law", "Economics"), "Term": ("Autumn", "Winter", "Spring", "Summer")},
            {"Credits": (2, 15), "Enrolled": (4, 380)}, ("First Offered", 1980, 2022)),
     Domain("Museum Exhibits", "exhibit", "Exhibit", "title",
-           {"Gallery": ("East Wing", "West Wing", "Rotunda", "Annex"), "Material": ("Bronze", "Marble", "Oil", "Wood", "Glass")},
+           {"Gallery": ("East Wing", "West Wing", "Rotunda", "Annex"),
+            "Material": ("Bronze", "Marble", "Oil", "Wood", "Glass")},
            {"Height (cm)": (4, 620), "Insured Value": (400, 950000)}, ("Acquisition Date", 1920, 2022)),
     Domain("shipping_log", "cargo ship", "Vessel", "title",
            {"Flag": ("Panama", "Liberia", "Malta", "Greece"), "Cargo": ("Grain", "Steel", "Timber", "Coal", "Cars")},

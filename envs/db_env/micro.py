@@ -1,4 +1,4 @@
-"""Micro problems: one or two tables of few columns, named in the prompt, their rows unseen; seven kinds with a fixed call pattern each.
+"""Micro problems: one or two tables, named in the prompt, their rows unseen; seven kinds, each with a fixed call pattern.
 
     table shop columns name price color. find price of kiwi
         SELECT price FROM shop WHERE name='kiwi'  ->  [(42,)]  ->  commit ["42"]
@@ -11,12 +11,12 @@ from typing import Any
 
 from envs.db_env.tasks import Problem
 
-TABLES = ("shop store market garden kitchen office school club house farm camp fleet museum library hotel bank port station park "
-          "field cellar studio clinic factory depot gallery harbor stable village team").split()
-ITEMS = ("apple pear plum kiwi lemon grape melon peach cherry fig bread cheese butter sugar salt rice bean corn onion carrot chair "
-         "table lamp clock mirror pillow blanket basket bottle candle hammer ladder bucket shovel brush rope nail saw drill paint "
-         "book pencil paper ruler folder stamp wallet watch ring coat shirt glove boot scarf hat belt drum flute guitar piano "
-         "tent boat wheel engine").split()
+TABLES = ("shop store market garden kitchen office school club house farm camp fleet museum library hotel bank port station "
+          "park field cellar studio clinic factory depot gallery harbor stable village team").split()
+ITEMS = ("apple pear plum kiwi lemon grape melon peach cherry fig bread cheese butter sugar salt rice bean corn onion carrot "
+         "chair sofa lamp clock mirror pillow blanket basket bottle candle hammer ladder bucket shovel brush rope nail saw "
+         "drill paint book pencil paper ruler folder stamp wallet watch ring coat shirt glove boot scarf hat belt drum flute guitar "
+         "piano tent boat wheel engine").split()
 NUMBERS = "price size age weight height score stock level speed cost length width".split()
 WORDS = {"color": "red blue green black white yellow brown gray pink purple orange silver".split(),
          "city": "paris rome london berlin madrid vienna oslo dublin athens lisbon warsaw prague cairo delhi tokyo lima boston "
@@ -38,7 +38,7 @@ def _table(rng: random.Random, columns: list[str], rows: int, taken: tuple[str, 
     """A table with a name column and `columns`; names differ, and so do the numbers of a column."""
     values = [rng.sample(ITEMS, rows)]
     for column in columns:
-        values.append(rng.sample(range(1, 1000), rows) if column in NUMBERS else [rng.choice(WORDS[column]) for _ in range(rows)])
+        values.append(rng.sample(range(1, 1000), rows) if column in NUMBERS else rng.choices(WORDS[column], k=rows))
     return {"name": rng.choice([name for name in TABLES if name not in taken]),
             "columns": [["name", "TEXT"]] + [[column, "INT" if column in NUMBERS else "TEXT"] for column in columns],
             "rows": [list(row) for row in zip(*values)]}
@@ -65,7 +65,8 @@ def _counting(rng: random.Random) -> Problem:
     for place, row in enumerate(table["rows"]):
         row[1] = value if place < count else rng.choice(others)
     rng.shuffle(table["rows"])
-    return Problem("counting", f"count {column} {value}", [table], [f"SELECT COUNT(*) FROM {table['name']} WHERE {column}='{value}'"])
+    return Problem("counting", f"count {column} {value}", [table],
+                   [f"SELECT COUNT(*) FROM {table['name']} WHERE {column}='{value}'"])
 
 
 def _ranking(rng: random.Random) -> Problem:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envs.db_env.domains import DOMAINS, Domain, draw_names, draw_row, draw_table
+from envs.db_env.domains import DOMAINS, Domain, draw_names, draw_rows, draw_table
 from envs.db_env.tasks import Problem, literal
 
-# In the proportions of the official set (a third INSERT, a third UPDATE, a third queries), with DELETE in both thirds' place once.
-KINDS = ("other", "INSERT", "UPDATE", "counting", "INSERT", "UPDATE", "comparison", "INSERT", "UPDATE", "ranking", "INSERT", "UPDATE",
-         "aggregation-SUM", "INSERT", "UPDATE", "aggregation-MIN", "DELETE", "UPDATE", "aggregation-MAX", "INSERT", "DELETE",
-         "aggregation-AVG", "INSERT", "UPDATE")
-_WORDS = {"SUM": ("total", "sum of the"), "MIN": ("smallest", "lowest"), "MAX": ("largest", "highest"), "AVG": ("average", "mean")}
+# In the proportions of the official set (a third INSERT, a third UPDATE, a third queries), but two of 24 are DELETE.
+KINDS = ("other", "INSERT", "UPDATE", "counting", "INSERT", "UPDATE", "comparison", "INSERT", "UPDATE", "ranking", "INSERT",
+         "UPDATE", "aggregation-SUM", "INSERT", "UPDATE", "aggregation-MIN", "DELETE", "UPDATE", "aggregation-MAX", "INSERT",
+         "DELETE", "aggregation-AVG", "INSERT", "UPDATE")
+_WORDS = {"SUM": ("total", "sum of the"), "MIN": ("smallest", "lowest"), "MAX": ("largest", "highest"),
+          "AVG": ("average", "mean")}
 
 
 def problem(rng: random.Random, index: int) -> Problem:
@@ -84,9 +85,10 @@ class Scene:
 
     def comparison(self) -> Problem:
         (words, condition), (more, second) = self.group(), self.threshold()
-        asked = self.rng.choice((f"Which {self.nouns} have a record whose {words} and whose {more}? Give each {self.domain.key}.",
-                                 f"List the {self.domain.key} of every {self.noun} whose {words} and whose {more}."))
-        return self.problem(asked, f"SELECT {tick(self.domain.key)} FROM {self.name} WHERE {condition} AND {second}")
+        key = self.domain.key
+        asked = self.rng.choice((f"Which {self.nouns} are there whose {words} and whose {more}? Give each {key}.",
+                                 f"List the {key} of every {self.noun} whose {words} and whose {more}."))
+        return self.problem(asked, f"SELECT {tick(key)} FROM {self.name} WHERE {condition} AND {second}")
 
     def ranking(self) -> Problem:
         column, expression = self.number()
@@ -116,7 +118,7 @@ class Scene:
     def insert(self) -> Problem:
         taken = {row[0] for row in self.table["rows"]}
         name = self.rng.choice([name for name in draw_names(self.rng, self.domain.names, 80) if name not in taken])
-        row = draw_row(self.rng, self.domain, name)
+        row = draw_rows(self.rng, self.domain, [name])[0]
         listed = ", ".join(f"{column} {value!r}" for column, value in zip(self.domain.columns, row))
         asked = self.rng.choice((f"Add a new {self.noun} to the table {self.table['name']} with {listed}.",
                                  f"Insert a row into {self.table['name']}: {listed}.",
@@ -125,7 +127,7 @@ class Scene:
         return self.problem(asked, f"INSERT INTO {self.name} ({columns}) VALUES ({values})", changes=True)
 
     def update(self) -> Problem:
-        row, new = self.row(), draw_row(self.rng, self.domain, "")
+        row, new = self.row(), draw_rows(self.rng, self.domain, [""])[0]
         changed = self.rng.sample(list(zip(self.domain.columns, new))[1:], self.rng.choice((1, 1, 2)))
         parts = " and ".join(f"{column} to {value!r}" for column, value in changed)
         sets = ", ".join(f"{tick(column)} = {literal(value)}" for column, value in changed)

@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -46,9 +47,9 @@ class Worker:
     def __init__(self) -> None:
         program = str(Path(__file__).with_name("child.py"))
         try:
-            self._process = subprocess.Popen([sys.executable, "-I", "-S", program, str(os.getpid())], bufsize=0, cwd="/", env={},
-                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                             start_new_session=True)
+            self._process = subprocess.Popen([sys.executable, "-I", "-S", program, str(os.getpid())], bufsize=0, cwd="/",
+                                             env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                             stderr=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise EnvFault(f"db: cannot start a database worker: {error}") from error
 
@@ -93,14 +94,14 @@ class Worker:
             if not poll.poll(max(0, (deadline - time.monotonic()) * 1000)):
                 raise WorkerDied(timed_out=True)
             chunk = os.read(fd, size - len(data))
-            if not chunk:                                   # the CPU limit ends a worker with a signal
-                raise WorkerDied(timed_out=self._process.wait() < 0)
+            if not chunk:
+                raise WorkerDied(timed_out=self._process.wait() == -signal.SIGXCPU)     # the CPU limit ended it
             data += chunk
         return bytes(data)
 
 
 class WorkerPool:
-    """Idle workers, shared by the threads of a process. A forked child starts with an empty pool and leaves the parent's alone."""
+    """Idle workers, shared by the threads of a process. A forked child starts with an empty pool, the parent keeps its own."""
 
     def __init__(self, max_idle: int = 64) -> None:
         self._max_idle, self._idle, self._lock, self._owner = max_idle, [], threading.Lock(), os.getpid()
@@ -142,6 +143,10 @@ class Outcome:
     error: str | None = None
     timed_out: bool = False
     crashed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or self.timed_out or self.crashed
 
 
 class Database:

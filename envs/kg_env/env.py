@@ -19,7 +19,7 @@ from envs.instances import Instance, generate
 from envs.kg_env.expert import next_step, solution, wrong_step
 from envs.kg_env.graph import shared_graph
 from envs.kg_env.program import And, Best, Count, Entity, Join, Program, is_entity_id, query_size
-from envs.kg_env.tasks import draw
+from envs.kg_env.tasks import SHAPES, draw
 from envs.tool_calls import ParsedTurn, ToolCall
 
 _ANSWER = re.compile(r"(?:Final|Find) Answer: #([0-9]+)")
@@ -92,8 +92,9 @@ class KGEnv(Env):
         self.store = shared_graph(self.size).store
 
     def _load(self) -> Sequence[Instance]:
-        return generate("kg", self.size, self.split, lambda rng, index: draw(rng, index, self.size),
-                        key=lambda data: data["s_expression"])
+        graph, shapes = shared_graph(self.size), SHAPES[self.size]
+        return generate("kg", self.size, self.split, lambda rng, index: draw(rng, index, graph, shapes),
+                        key=lambda data: data["s_expression"])  # the program decides the split, not names or words
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
@@ -234,7 +235,7 @@ class KGEnv(Env):
             return self._cut(f"Function {_short(call.name)} does not exist.")
         if self.rules == "agentbench":
             return self._cut(f"The arguments do not match the function {_short(call.name)}.")
-        return self._cut(f"Error: {call.error}")
+        return self._cut(f"Error: {call.error[:300]}")
 
     def _cut(self, text: str) -> str:
         """The observation, in micro at most MICRO_CUT characters; what is cut is counted."""

@@ -145,10 +145,8 @@ def _read_list(tokens: Sequence[str], position: int) -> tuple[str | list, int]:
 
 def _from_tree(tree: str | list) -> Program:
     match tree:
-        case str(name) if is_entity_id(name):
-            return Entity(name)
         case str(name) if _NAME.match(name):
-            return Class(name)
+            return Entity(name) if is_entity_id(name) else Class(name)
         case ["JOIN", ["R", str(relation)], source]:
             return Join(relation, _from_tree(source))
         case ["JOIN", str(relation), source]:
@@ -173,6 +171,9 @@ def parse_action(text: str) -> tuple[str, list[str]]:
 def run_actions(actions: Iterable[str]) -> list[Program]:
     """The programs of the variables #0, #1, … that a list of actions makes; look-ups make none.
 
+    An action starts from a variable or an entity id; in 12 of the 1,214 public training records one starts from a class
+    (common.topic), which is read as its members although the tools themselves refuse it.
+
     Raises:
         ValueError: an unknown action, a wrong number of arguments, or a variable that does not exist yet.
     """
@@ -183,9 +184,7 @@ def run_actions(actions: Iterable[str]) -> list[Program]:
             if not argument[1:].isdecimal() or int(argument[1:]) >= len(variables):
                 raise ValueError(f"action refers to {argument}, but only {len(variables)} variables exist")
             return variables[int(argument[1:])]
-        if not is_entity_id(argument):
-            raise ValueError(f"not a variable and not an entity: {argument!r:.80}")
-        return Entity(argument)
+        return _from_tree(argument)
 
     for action in actions:
         match parse_action(action):

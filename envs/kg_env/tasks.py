@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
-from envs.kg_env.graph import Graph, own_type, shared_graph
+from envs.kg_env.graph import Graph, own_type
 from envs.kg_env.lexicon import MICRO_ADJECTIVES, MICRO_NOUNS
 from envs.kg_env.program import Class, Count, Entity, Join, Program, mentioned, parts, run_actions, s_expression
 from envs.kg_env.schema import Attribute
@@ -45,14 +45,18 @@ class Branch:
     relations: tuple[str, ...]
 
 
-def draw(rng: random.Random, index: int, size: str) -> tuple[str, dict[str, Any]]:
-    """One question in the record form of the public data: question, entities, s_expression, actions, answer."""
-    graph, shape = shared_graph(size), SHAPES[size][index % len(SHAPES[size])]
+def draw(rng: random.Random, index: int, graph: Graph, shapes: Sequence[Shape]) -> tuple[str, dict[str, Any]]:
+    """One question in the record form of the public data: question, entities, s_expression, actions, answer.
+
+    `index` cycles through `shapes`; a superlative needs a graph with attributes.
+    """
+    shape = shapes[index % len(shapes)]
     while True:
-        branches = _draw_branches(rng, graph, shape, size)
-        if branches is None:
+        branches = _draw_branches(rng, graph, shape)
+        result_types = {graph.ontology.ranges[branch.relations[-1]] for branch in branches or ()}
+        if len(result_types) != 1:                          # no branches, or in a real graph two that cannot be intersected
             continue
-        result_type = graph.ontology.ranges[branches[0].relations[-1]]
+        result_type = result_types.pop()
         attributes = [attribute for attribute in graph.schema.attributes if attribute.type == result_type]
         if shape.last == "superlative" and not attributes:
             continue
@@ -63,7 +67,7 @@ def draw(rng: random.Random, index: int, size: str) -> tuple[str, dict[str, Any]
         if gold is None:
             continue
         names = graph.names or _micro_names(rng, branches)
-        say = _micro_question if size == "micro" else _full_question
+        say = _full_question if graph.names else _micro_question
         question = say(graph, shape, branches, {branch.entity: names[branch.entity] for branch in branches}, superlative)
         answer_type = "Value" if shape.last == "count" else "Entity"
         return shape.kind, {"question": question, "entities": {names[branch.entity]: branch.entity for branch in branches},
@@ -71,7 +75,7 @@ def draw(rng: random.Random, index: int, size: str) -> tuple[str, dict[str, Any]
                             "answer": [{"answer_type": answer_type, "answer_argument": argument} for argument in gold]}
 
 
-def _draw_branches(rng: random.Random, graph: Graph, shape: Shape, size: str) -> list[Branch] | None:
+def _draw_branches(rng: random.Random, graph: Graph, shape: Shape) -> list[Branch] | None:
     """Branches that meet in one random entity, found by walking backwards from it; None where the walk got stuck."""
     target = rng.choice(graph.entities[rng.choice(list(graph.entities))])
     branches: list[Branch] = []
@@ -86,10 +90,10 @@ def _draw_branches(rng: random.Random, graph: Graph, shape: Shape, size: str) ->
             used.add(at)
             relations.append(graph.ontology.inverse[relation])
         branches.append(Branch(at, tuple(reversed(relations))))
-    if len(branches) == 2 and size == "micro" and len({_last_word(branch.relations[0]) for branch in branches}) == 2:
-        return None                                         # one word has to say both relations
     if graph.names and len({graph.names[branch.entity] for branch in branches}) < len(branches):
         return None
+    if not graph.names and len({branch.relations[0].rpartition(".")[2] for branch in branches}) > 1:
+        return None                                         # in micro one word says the relations of both branches
     return branches
 
 
@@ -140,10 +144,6 @@ def _simpler(graph: Graph, program: Program) -> Iterator[Program]:
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
-def _last_word(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 def _micro_names(rng: random.Random, branches: list[Branch]) -> dict[str, str]:
     adjectives, nouns = rng.sample(MICRO_ADJECTIVES, len(branches)), rng.sample(MICRO_NOUNS, len(branches))
     return {branch.entity: f"{adjective} {noun}" for branch, adjective, noun in zip(branches, adjectives, nouns, strict=True)}

@@ -12,6 +12,7 @@ Works as root (then as an unprivileged user id) and as an ordinary user; needs L
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.resources
 import marshal
@@ -36,6 +37,7 @@ from envs.os_env import seccomp
 START_S = 20.0                                               # a sandbox that has not started by then is an infrastructure fault
 MAX_SCRIPT_BYTES = 100_000                                   # below the kernel's limit for one argument
 MAX_STATE_BYTES = 32_000                                     # working directory and exported variables between commands
+KEPT_PIPES = 8
 UNPRIVILEGED = 65534
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -91,7 +93,7 @@ class Sandbox:
         self._cwd, self._exports = "/root", b""
         self._kept: list[int] = []                           # read ends of pipes that background processes still hold
         self._pidfd = self._server.start(init, limits)
-        self._finalizer = weakref.finalize(self, _end, self._pidfd, self._kept)
+        self._finalizer = weakref.finalize(self, _end, self._pidfd, self._kept, os.getpid())
 
     def run(self, script: str, wall_s: float | None = None) -> Output:
         """Run a bash script of the model as a new process in the persistent world; never raises on what the script does."""
@@ -99,47 +101,50 @@ class Sandbox:
         if len(script.encode()) > MAX_SCRIPT_BYTES:
             return Output(f"bash: script longer than {MAX_SCRIPT_BYTES} bytes\n".encode(), 126)
         prepare = b"unset BASH_ENV; exec 3<&-; { " + self._exports + b"\n:; } 2>/dev/null\n" + SAVE.encode()
-        output, state = self._enter(["/bin/bash", "--noprofile", "--norc", "-c", script], ENVIRONMENT | {"BASH_ENV": "/dev/fd/3"},
+        output, state = self._enter(["bash", "--noprofile", "--norc", "-c", script], ENVIRONMENT | {"BASH_ENV": "/dev/fd/3"},
                                     self._cwd, prepare, wall_s)
         cwd, separator, exports = state.partition(b"\0")
         if separator and len(state) < MAX_STATE_BYTES:
             self._cwd, self._exports = os.fsdecode(cwd), exports
         return output
 
-    def check(self, script: str, *arguments: str, wall_s: float | None = None) -> Output:
-        """Run a script of ours: clean environment and search path, no start-up files, working directory /root."""
-        return self._enter(["/bin/bash", "--noprofile", "--norc", "-c", script, "check", *arguments], CHECK_ENVIRONMENT, "/root", b"", wall_s)[0]
+    def check(self, script: str, *arguments: str, alone: bool = False, wall_s: float | None = None) -> Output:
+        """Run a script of ours: clean environment and search path, no start-up files, working directory /root.
 
-    def kill_processes(self) -> None:
-        """End everything that commands left running."""
-        self._server.ask({"op": "kill"}, [self._pidfd])
+        `alone`: first end everything that commands left running, so that nothing of theirs runs beside the script.
+        """
+        argv = ["bash", "--noprofile", "--norc", "-c", script, "check", *arguments]
+        return self._enter(argv, CHECK_ENVIRONMENT, "/root", b"", wall_s, alone)[0]
 
     def close(self) -> None:
         """End the sandbox with all its processes and files; safe to call twice."""
         self._finalizer()
 
-    def _enter(self, argv: list[str], environment: dict[str, str], cwd: str, prepare: bytes, wall_s: float | None) -> tuple[Output, bytes]:
+    def _enter(self, argv: list[str], environment: dict[str, str], cwd: str, prepare: bytes, wall_s: float | None,
+               alone: bool = False) -> tuple[Output, bytes]:
         limits = self.limits
         wall_s = limits.wall_s if wall_s is None else wall_s
-        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "wall_s": wall_s,
+        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "wall_s": wall_s, "alone": alone,
                    "memory_bytes": limits.memory_bytes,
                    "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes, "RLIMIT_FSIZE": limits.file_bytes,
                               "RLIMIT_CPU": limits.cpu_s, "RLIMIT_NOFILE": limits.open_files, "RLIMIT_CORE": 0}}
-        output, output_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        state, state_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(output_end, True)
+        output, output_end = os.pipe2(os.O_CLOEXEC)
+        state, state_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # an environment larger than a pipe is lost, not waited for
+        os.set_blocking(output, False)
         try:
             reply = self._server.send(request, [self._pidfd, output_end], [state_end])
         finally:
             os.close(output_end)
             os.close(state_end)
-        with reply:
-            data, answer = _collect(output, reply, limits.output_bytes, wall_s + START_S)
-        saved, _ = _drain(state, b"", MAX_STATE_BYTES)
-        os.close(state)
-        self._kept.append(output)                            # closing it would kill a background process at its next line of output
-        if len(self._kept) > 16:
-            os.close(self._kept.pop(0))
+        try:
+            with reply:
+                data, answer = _collect(output, reply, limits.output_bytes, wall_s + START_S)
+            saved, _ = _drain(state, b"", MAX_STATE_BYTES)
+        finally:
+            os.close(state)
+            self._kept.append(output)                        # closing it would kill a background process at its next line of output
+            if len(self._kept) > KEPT_PIPES:
+                os.close(self._kept.pop(0))
         if "error" in answer:
             raise EnvFault(f"sandbox: {answer['error']}")
         return Output(data, answer["code"], answer["why"]), saved
@@ -187,11 +192,12 @@ def _collect(output: int, reply: socket.socket, cap: int, deadline_s: float) -> 
             return _drain(output, data, cap)[0], marshal.loads(answer)
 
 
-def _end(pidfd: int, kept: list[int]) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)      # PID 1: the kernel ends its whole namespace
-    except ProcessLookupError:
-        pass                                                 # it had ended
+def _end(pidfd: int, kept: list[int], owner: int) -> None:
+    if os.getpid() == owner:                                 # a forked copy of the owner must leave the sandbox alone
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)  # PID 1: the kernel ends its whole namespace
+        except ProcessLookupError:
+            pass                                             # it had ended
     for fd in (pidfd, *kept):
         os.close(fd)
 
@@ -281,23 +287,12 @@ class _Server:
             except OSError as error:
                 raise EnvFault(f"sandbox: its server process has ended ({error})") from error
 
-    def ask(self, request: dict, fds: list[int]) -> None:
-        with self.send(request, fds) as reply:
-            reply.settimeout(START_S)
-            try:
-                answer = reply.recv(1 << 16)
-            except TimeoutError as error:
-                raise EnvFault(f"sandbox: no answer within {START_S:.0f} s") from error
-        answer = marshal.loads(answer) if answer else {"error": "its server process has ended"}
-        if "error" in answer:
-            raise EnvFault(f"sandbox: {answer['error']}")
-
     def start(self, init: str, limits: Limits) -> int:
         """Start a sandbox; returns a pidfd of its PID 1."""
         log, log_end = os.pipe2(os.O_CLOEXEC)
         try:
             argv = bwrap_arguments(self.bwrap, init, limits)
-            self._send({"op": "start", "argv": argv, "files": dict(enumerate(FILES.values(), start=6))}, [log_end])
+            self._send({"op": "start", "argv": argv, "files": {fd: text.encode() for fd, text in enumerate(FILES.values(), start=6)}}, [log_end])
         finally:
             os.close(log_end)
         pidfd, said, deadline = None, b"", time.monotonic() + START_S
@@ -317,13 +312,14 @@ class _Server:
                 raise EnvFault(f"sandbox: the script that prepares the world failed with code {ready[1].decode()}: {_words(said)}")
         except BaseException:
             if pidfd is not None:
-                _end(pidfd, [])
+                _end(pidfd, [], os.getpid())
             raise
         finally:
             os.close(log)
         return pidfd
 
     def close(self) -> None:
+        """End the server, and with it every sandbox."""
         self._control.close()
         self.process.wait()
 
@@ -357,7 +353,13 @@ def _forget() -> None:
     probe.cache_clear()
 
 
+def _shut_down() -> None:
+    while _servers:
+        _servers.pop().close()
+
+
 os.register_at_fork(after_in_child=_forget)
+atexit.register(_shut_down)
 
 
 @functools.lru_cache(maxsize=1)

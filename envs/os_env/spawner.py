@@ -6,9 +6,9 @@ prlimit in a row. It holds no state: each datagram on the control socket (file d
 the same interpreter) with its file descriptors, each is served by a fork, and the end of the socket (the owner is gone, however it went) ends this process and with
 it every sandbox. It imports nothing of the project.
 
-    {"op": "start", "argv": [bwrap ...], "files": {"6": text}}   fds: [log pipe]
-    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state"}    fds: [sandbox pidfd, output pipe, reply socket, state pipe]
-    {"op": "kill"}                                               fds: [sandbox pidfd, reply socket]: all processes but PID 1
+    {"op": "start", "argv", "files": {descriptor: text}}             fds: log pipe
+    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state", "alone"}
+                                                                     fds: pidfd of PID 1, output pipe, reply socket, state pipe
 """
 
 import ctypes
@@ -60,14 +60,14 @@ def place(fds):
 
 
 def start(request, fds, filter_code):
-    """Become bwrap. Descriptor 2 and 3: the log; 5: the filter; the others: small files, as pipes."""
+    """Become bwrap. Descriptors 1 to 4: the log; 5: the filter; the others: small files, as pipes."""
     placed = {0: os.open("/dev/null", os.O_RDONLY), 1: fds[0], 2: fds[0], 3: fds[0], 4: fds[0]}
-    for target, text in {**{int(key): value.encode() for key, value in request["files"].items()}, 5: filter_code}.items():
+    for target, text in {**request["files"], 5: filter_code}.items():
         placed[target], write_end = os.pipe()
         os.write(write_end, text)
         os.close(write_end)
     place(placed)
-    os.execve(request["argv"][0], request["argv"], {"LD_LIBRARY_PATH": request["libraries"]} if request.get("libraries") else {})
+    os.execve(request["argv"][0], request["argv"], {})
 
 
 def enter(pidfd):
@@ -100,7 +100,7 @@ def command(request, fds, filter_struct):
     except OSError:
         os.chdir("/")
     confine(request, filter_struct)
-    os.execve(request["argv"][0], request["argv"], request["env"])
+    os.execve("/bin/bash", request["argv"], request["env"])
 
 
 def memory_used():
@@ -133,6 +133,8 @@ def run(request, fds, filter_struct):
     reply = socket.socket(fileno=fds[2])
     try:
         enter(fds[0])
+        if request["alone"]:
+            kill_all()
         child = os.fork()
         if child == 0:
             try:
@@ -163,16 +165,6 @@ def run(request, fds, filter_struct):
         reply.send(marshal.dumps({"error": str(error)}))
 
 
-def kill(fds):
-    reply = socket.socket(fileno=fds[1])
-    try:
-        enter(fds[0])
-        kill_all()
-        reply.send(marshal.dumps({"code": 0, "why": "exit"}))
-    except OSError as error:
-        reply.send(marshal.dumps({"error": str(error)}))
-
-
 def serve(control, filter_code):
     code = ctypes.create_string_buffer(filter_code, len(filter_code))
     filter_struct = Filter(len(filter_code) // 8, ctypes.addressof(code))
@@ -190,10 +182,8 @@ def serve(control, filter_code):
                 request = marshal.loads(data)
                 if request["op"] == "start":
                     start(request, fds, filter_code)
-                elif request["op"] == "run":
-                    run(request, fds, filter_struct)
                 else:
-                    kill(fds)
+                    run(request, fds, filter_struct)
             except BaseException as error:                   # a forked server must not return into the loop
                 os.write(2, f"sandbox spawner: {error!r}\n".encode())
             finally:

@@ -27,7 +27,7 @@ from envs.webshop_env.pages import BACK, BUY, NEXT, PREV, Compact, Full
 from envs.webshop_env.reward import noun_tagger, purchase_reward
 from envs.webshop_env.session import Session, SiteError
 
-MICRO_SYSTEM = "search, click an item, choose the options asked for, buy now."
+MICRO_SYSTEM = "search, click, buy"
 SYSTEM = """You are shopping on a website for the product that the instruction describes.
 Every turn you get an observation of the open page and the actions available on it; answer with exactly one tool call.
 Use the search tool where the page has a search bar, and the click tool on one of the clickables: other values do nothing.
@@ -87,7 +87,7 @@ class WebShopEnv(Env):
         layout, catalogue = self._shop()
 
         def draw(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
-            kind = goals.KINDS[index % len(goals.KINDS)]
+            kind = goals.SHARES[index % len(goals.SHARES)]
             return kind, {"catalogue": self.size, "goal": goals.draw_goal(rng, kind, catalogue, layout, self.micro)}
         return generate(self.task, self.size, self.split, draw, key=lambda data: data["goal"]["instruction_text"])
 
@@ -95,10 +95,11 @@ class WebShopEnv(Env):
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self.goal = instance.data["goal"]
         self.session, self.cut_chars = self._visit(instance, str(rng.random())), 0
+        self.shown = self.session.text()
         if self.micro:
-            return [{"role": "system", "content": MICRO_SYSTEM}, {"role": "user", "content": self.session.text()}]
+            return [{"role": "system", "content": MICRO_SYSTEM}, {"role": "user", "content": self.shown}]
         return [{"role": "system", "content": SYSTEM},
-                {"role": "user", "content": f"The initial observation:\n{self._page(self.session.text())}"}]
+                {"role": "user", "content": f"The initial observation:\n{self._page()}"}]
 
     def _visit(self, instance: Instance, seed: str = "") -> Session:
         return Session(self.catalogue, self.layout, instance.data["goal"]["instruction_text"], self.rules, seed)
@@ -112,8 +113,11 @@ class WebShopEnv(Env):
     def _call(self, call: ToolCall) -> Message | str | None:
         if self.rules == "agentbench":
             return self._literal(call.name, next(iter(call.raw.values())))
-        value = " ".join(call.arguments["keywords" if call.name == "search_action" else "value"].lower().split())
-        done = self.session.search(value) if call.name == "search_action" else self.session.click(value)
+        value = _fold(call.arguments["keywords" if call.name == "search_action" else "value"])
+        if call.name == "search_action":
+            done = self.session.search(value)
+        else:
+            done = self.session.click({_fold(clickable): clickable for clickable in self.session.clickables}.get(value, value))
         if not done:
             self.invalid_calls += 1
             return self._cut(self._refusal(call.name, value))
@@ -128,9 +132,8 @@ class WebShopEnv(Env):
                                                                "options_met": reward.options, "price_met": reward.price,
                                                                "type_factor": reward.type})
             return None
-        if self.micro:
-            return self._cut(self.session.text())
-        return f"Action: {_clean(action)}\n\nObservation:\n{self._page(self.session.text())}"
+        self.shown = self.session.text()
+        return self._cut(self.shown) if self.micro else f"Action: {_clean(action)}\n\nObservation:\n{self._page()}"
 
     def _refusal(self, name: str, value: str) -> str:
         shown = _clean(value[:40])
@@ -147,9 +150,9 @@ class WebShopEnv(Env):
         self.cut_chars += len(text) - MICRO_CHARS
         return text[:MICRO_CHARS]
 
-    def _page(self, observation: str) -> str:
+    def _page(self) -> str:
         actions = {"has_search_bar": self.session.has_search_bar, "clickables": self.session.clickables}
-        return f"{observation}\n\nAvailable Actions:\n{actions}"
+        return f"{self.shown}\n\nAvailable Actions:\n{actions}"
 
     # ---- agentbench's answers ----------------------------------------------------------------------------------------
     def _literal(self, name: str, value: Any) -> Message | str | None:
@@ -164,12 +167,13 @@ class WebShopEnv(Env):
             return None
         self.invalid_calls += not valid
         answer = self._after(action)
-        return self._limit() if self._final is None and self._last_turn else answer
+        return LIMIT if self._final is None and self._last_turn else answer
 
     def _no_call(self, parsed: ParsedTurn) -> Message:
         if self.rules == "strict":
             return super()._no_call(parsed)
-        return self._page_message(NO_CALL)
+        self.shown = NO_CALL                                 # upstream shows it in place of the page until the next action
+        return self._unanswered()
 
     def _bad_call(self, call: ToolCall) -> Message | str | None:
         if self.rules == "strict":
@@ -178,23 +182,17 @@ class WebShopEnv(Env):
         if known and isinstance(arguments, dict) and arguments:
             self.invalid_calls -= 1                          # the argument's name and type do not matter upstream
             return self._literal(call.name, next(iter(arguments.values())))
-        message = self._page_message(self.session.text())
-        if not isinstance(arguments, dict) or known:
-            message["content"] = f"{BROKEN_CALL}\n{message['content']}"
-        return message if not self._last_turn else self._limit()
+        return self._unanswered(f"{BROKEN_CALL}\n" if known or not isinstance(arguments, dict) else "")
 
     @property
     def _last_turn(self) -> bool:
         return self.turns_used >= self.max_turns
 
-    def _limit(self) -> Message:
-        return {"role": "tool", "content": LIMIT}
-
-    def _page_message(self, observation: str) -> Message:
+    def _unanswered(self, lead: str = "") -> Message:
         """What follows a turn without a usable call: a user message, without the action."""
         if self._last_turn:
-            return self._limit()
-        return {"role": "user", "content": f"Observation:\n{self._page(observation)}"}
+            return {"role": "tool", "content": LIMIT}
+        return {"role": "user", "content": f"{lead}Observation:\n{self._page()}"}
 
     # ---- those who play ----------------------------------------------------------------------------------------------
     def expert(self) -> Message:
@@ -214,7 +212,7 @@ class WebShopEnv(Env):
     def _advise(self, session: Session, goal: goals.Goal) -> Message:
         target = self.catalogue.find(goal["asin"])
         if session.page == "search":
-            return assistant_call("search_action", keywords=goal.get("keywords", goal["name"]))
+            return assistant_call("search_action", keywords=_keywords(goal))
         if session.page == "results":
             return _click(self._towards(session, target))
         if session.page == "sub_page" or session.product != target:
@@ -240,8 +238,9 @@ class WebShopEnv(Env):
         session, goal = self.session, self.goal
         target = self.catalogue.find(goal["asin"])
         if session.page == "search":
-            words = goal.get("keywords", goal["name"]).split()
-            words[rng.randrange(len(words))] = rng.choice(lexicon.MICRO_COLORS if self.micro else lexicon.COLORS)
+            words = _keywords(goal).split()
+            colors = lexicon.MICRO_COLORS if self.micro else lexicon.COLORS
+            words[rng.randrange(len(words))] = rng.choice([color for color in colors if color not in words])
             return assistant_call("search_action", keywords=" ".join(words))
         if session.page == "results":
             wrong = [self.catalogue.products[position].asin.lower() for position in session.listed if position != target]
@@ -250,12 +249,22 @@ class WebShopEnv(Env):
             return _click(rng.choice((PREV, BACK)))
         if rng.random() < 0.1:
             return _click(BUY)
-        values = [value for values in session.item.options.values() for value in values]
-        return _click(rng.choice(values + [*self.layout.sub_pages, PREV]))
+        wanted = self._missing(session, goal["goal_options"])
+        values = [value for values in session.item.options.values() for value in values if value not in wanted]
+        return _click(rng.choice([*values, *self.layout.sub_pages, PREV]))
 
 
 def _click(value: str) -> Message:
     return assistant_call("click_action", value=value)
+
+
+def _keywords(goal: goals.Goal) -> str:
+    """The expert's search: the goal's own keywords, else the title without what agentbench's action pattern trips over."""
+    return goal.get("keywords") or " ".join(goal["name"].replace("[", " ").replace("]", " ").split())
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def _verb(name: str) -> str:

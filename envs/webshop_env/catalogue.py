@@ -91,28 +91,28 @@ def generated(size: str) -> Catalogue:
 
 # ---- generated products -------------------------------------------------------------------------------------------------
 def micro_products() -> list[Product]:
-    """About 200 products of three-word titles in families of one title each.
+    """198 products with titles of two words, a colour and a noun, in families of one title each.
 
     50 families have one product; 26 have two, the dearer first; 24 have four, the three dearer first. Search lists a
     family in this order, so a low price bound rules out the first hit, or all three hits of the first page.
     """
     rng = random.Random("webshop/micro/catalogue")
-    titles = [(kind, color, material, noun) for kind, nouns in lexicon.MICRO_NOUNS.items() for noun in nouns
-              for material in lexicon.MICRO_MATERIALS[kind] for color in lexicon.MICRO_COLORS]
+    titles = [(kind, color, noun) for kind, nouns in lexicon.MICRO_NOUNS.items() for noun in nouns
+              for color in lexicon.MICRO_COLORS]
     members = [1] * 50 + [2] * 26 + [4] * 24
     ids = [letter + digit for letter in "abcdefghijklmnopqrstuvwxyz" for digit in "0123456789"]
     rng.shuffle(ids)
     rng.shuffle(members)
     products = []
-    for (kind, color, material, noun), count in zip(rng.sample(titles, len(members)), members, strict=True):
+    for (kind, color, noun), count in zip(rng.sample(titles, len(members)), members, strict=True):
         groups = lexicon.MICRO_GROUPS[kind][:rng.choice((1, 1, 2)) if count > 1 else rng.choice((0, 1, 2, 2))]
         cheap, dear = (11, 39) if count > 1 else (12, 88), (62, 88)
         for member in range(count):
             price = _uneven(rng, *(dear if member < count - 1 else cheap))
             products.append(Product(
-                ids[len(products)], f"{color} {material} {noun}", noun, kind, f"{kind} \u203a {noun}", (color, material),
+                ids[len(products)], f"{color} {noun}", noun, kind, f"{kind} \u203a {noun}", (color,),
                 {name: lexicon.MICRO_OPTIONS[name] for name in groups}, (float(price),), f"${price}",
-                f"{color} {noun}", (f"made of {material}",)))
+                f"a {color} {noun}", (f"well made {noun}",)))
     return products
 
 

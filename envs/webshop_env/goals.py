@@ -20,6 +20,7 @@ from envs.webshop_env.pages import Full
 from envs.webshop_env.reward import NO_LIMIT, plain_nouns, purchase_reward
 
 KINDS = ("no option", "one option", "two options", "cheaper", "second page")
+SHARES = KINDS + ("no option", "one option", "cheaper")     # of eight goals in a row, two each are of these kinds
 SHUFFLE_SEED = 233
 OFFICIAL_SPLITS = {"test": (0, 200), "dev": (200, 280), "train": (1000, 12000)}     # AgentBench; upstream tests on 0-499
 MAX_DRAWS = 2000
@@ -55,8 +56,7 @@ def _propose(rng: random.Random, product: Product, options: int, micro: bool) ->
 
 
 def _micro_text(goal: Goal, rng: random.Random) -> str:
-    options = "".join(f" {name} {value}" for name, value in goal["goal_options"].items())
-    return f"buy {goal['keywords']}{options} under {goal['price_upper']:.0f} dollars"
+    return " ".join(["buy", goal["keywords"], *goal["goal_options"].values(), "under", f"{goal['price_upper']:.0f}"])
 
 
 def _small_text(goal: Goal, rng: random.Random) -> str:

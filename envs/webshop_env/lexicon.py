@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 # micro: common short words, each in one role only
-MICRO_COLORS = "red blue green black white yellow brown pink".split()
-MICRO_NOUNS = {"wear": "shirt hat coat scarf belt bag".split(), "home": "lamp table chair bowl cup box".split()}
-MICRO_MATERIALS = {"wear": "cotton wool silk leather".split(), "home": "wood glass metal stone".split()}
-MICRO_OPTIONS = {"size": ("small", "medium", "large"), "fit": ("slim", "loose"), "shape": ("round", "square")}
+MICRO_COLORS = "red blue green black white yellow brown pink gray gold silver orange".split()
+MICRO_NOUNS = {"wear": "shirt hat coat scarf belt bag sock glove".split(),
+               "home": "lamp table chair bowl cup box rug shelf".split()}
+MICRO_OPTIONS = {"size": ("small", "large"), "fit": ("slim", "loose"), "shape": ("round", "square")}
 MICRO_GROUPS = {"wear": ("size", "fit"), "home": ("size", "shape")}
 
 # small: six departments of six products each

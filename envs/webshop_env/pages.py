@@ -1,7 +1,8 @@
 """The texts of the pages: what WebShop's templates show in text mode, visible strings joined by " [SEP] ".
 
-`Compact` is the layout of the micro catalogue: the same order and separator, in lower case, one part per product and per
-option, without the repeated instruction, the rating, the result count and the buttons that every page of a kind has.
+`Compact` is the layout of the micro catalogue, made to be short: the same order, joined by commas, one part per product and
+per option, without the instruction, the names of options, what the results page said already, and the buttons that every page
+of a kind has ("back to search", "< prev" and "features" on an item page can be clicked all the same).
 """
 
 from __future__ import annotations
@@ -42,22 +43,20 @@ class Full:
 
 
 class Compact(Full):
-    """The micro layout. A chosen option shows its value alone in place of the list."""
+    """The micro layout. An option that is chosen (and shown as such) leaves the page."""
 
     per_page, max_hits = 3, 9
     sub_pages = ("features",)
 
     def search(self, instruction: str) -> str:
-        return SEP.join([instruction, "search"])
+        return instruction
 
     def results(self, instruction: str, products: Sequence[Product], page: int, total: int, buttons: Sequence[str]) -> str:
         lines = [f"{product.asin} {product.title} {product.price_tag}" for product in products]
-        return SEP.join([*lines, *buttons]) or "no results"
+        return ", ".join([*lines, *buttons]) or "no results"
 
     def item(self, instruction: str, product: Product, chosen: Mapping[str, str]) -> str:
-        return SEP.join([f"{product.title} {product.price_tag}",
-                         *(" ".join([name, chosen[name]] if name in chosen else [name, *values])
-                           for name, values in product.options.items()), *self.sub_pages, BUY])
+        return ", ".join([*(" ".join(values) for name, values in product.options.items() if name not in chosen), BUY])
 
     def sub_page(self, instruction: str, product: Product, name: str) -> str:
-        return SEP.join([*product.bullets, PREV])
+        return ", ".join([*product.bullets, PREV])

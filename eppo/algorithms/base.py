@@ -25,8 +25,8 @@ STEPS_TO_JUDGE = 10
 
 
 class Forward(NamedTuple):
-    """What the training pass gives `extra`: log-probabilities at the sampling temperature with gradient; entropies in nats, with
-    gradient if "entropy" is in `needs`; the last hidden states if "hidden" is."""
+    """What the training pass gives `extra`: log-probabilities at the sampling temperature with gradient; entropies in nats,
+    with gradient if "entropy" is in `needs`; the last hidden states if "hidden" is."""
 
     policy_logp_BT: Tensor
     entropy_BT: Tensor | None = None
@@ -178,17 +178,17 @@ class Algorithm:
         self.clip_steps, self.clip_sum = state["clip_steps"], state["clip_sum"]
 
     def metrics(self) -> dict[str, float]:
-        """This step's numbers, flat: pacer/<task>/<field> (for a method that does not pace: what the pacer would have said), and
-        task/<task>/reinforced_failure_frac with task normalisation, the share of the task's episodes that failed together with
-        their whole group and still got a positive advantage."""
+        """This step's numbers, flat: pacer/<task>/<field> (of a method that does not pace: what the pacer would have said);
+        with task normalisation task/<task>/reinforced_failure_frac, the share of the task's episodes that failed together
+        with their whole group and still got a positive advantage."""
         return self.pacer.metrics() | self.step_metrics
 
     @property
     def warnings(self) -> list[str]:
         """What a reader of the run must know, as constant texts; a text goes when its reason does."""
         if self.clip_steps >= STEPS_TO_JUDGE and self.clip_sum / self.clip_steps < RARE_CLIP:
-            return ["The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in the clip "
-                    "range cannot differ here; use more minibatches, epochs or lag."]
+            return ["The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in the "
+                    "clip range cannot differ here; use more minibatches, epochs or lag."]
         return []
 
     def observe(self, stats: Mapping[str, TaskStats]) -> dict[str, Reading]:

@@ -27,6 +27,6 @@ class GRPO(Algorithm):
 
     Logs: what every method does: pacer/<task>/<field>, of a pacer that only watches.
 
-    Degenerate cases: a group of equal rewards, or of one, has advantage 0 and still pays KL. With one optimiser step per batch of
-    fresh rollouts the ratio is 1, no clip binds, and every clip method has this gradient.
+    Degenerate cases: a group of equal rewards, or of one, has advantage 0 and still pays KL. With one optimiser step per batch
+    of fresh rollouts the ratio is 1, no clip binds, and every clip method has this gradient.
     """

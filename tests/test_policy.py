@@ -1,0 +1,103 @@
+"""Scores of sampled tokens: temperature, entropy, masks, chunks; the micro tokenizer."""
+
+import math
+
+import pytest
+import torch
+from models import tiny_model, tiny_tokenizer
+
+from eppo.policy import GLUE, build_micro_model, load_policy, splits_cleanly, token_scores, train_micro_tokenizer
+
+
+def test_scores_equal_a_plain_softmax_at_the_temperature():
+    model = tiny_model()
+    ids = torch.randint(0, 300, (3, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(3, 12, dtype=torch.bool)
+    mask[0, 4:9] = mask[1, 1:3] = mask[2, 11] = True
+    scores = token_scores(model, ids, mask, 0.7)
+    logps = torch.log_softmax(model(ids).logits.double() / 0.7, -1)
+    for b, t in mask.nonzero().tolist():
+        row = logps[b, t - 1]
+        assert scores.logp_BT[b, t].item() == pytest.approx(row[ids[b, t]].item(), abs=1e-5)
+        assert scores.entropy_BT[b, t].item() == pytest.approx(-(row.exp() * row).sum().item(), abs=1e-5)
+    assert scores.logp_BT[~mask].abs().max() == 0 and scores.entropy_BT[~mask].abs().max() == 0
+    assert 0 <= scores.entropy_BT.min() and scores.entropy_BT.max() <= math.log(len(tiny_tokenizer()))
+
+
+def test_padding_and_chunks_change_nothing():
+    model = tiny_model()
+    ids = torch.randint(0, 300, (2, 10), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, 10, dtype=torch.bool)
+    mask[:, 0] = False
+    padded = torch.cat([ids, torch.full((2, 50), 3)], 1), torch.cat([mask, torch.zeros(2, 50, dtype=torch.bool)], 1)
+    gradients = []
+    for args, chunk in (((ids, mask), 4096), (padded, 4096), ((ids, mask), 5)):
+        model.zero_grad()
+        scores = token_scores(model, *args, entropy_grad=True, chunk=chunk)
+        (scores.logp_BT.sum() + scores.entropy_BT.sum()).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    for other in gradients[1:]:
+        assert (other - gradients[0]).abs().max() < 1e-4 * gradients[0].abs().max()
+
+
+def test_entropy_has_a_gradient_only_where_asked():
+    model = tiny_model()
+    ids, mask = torch.ones(1, 4, dtype=torch.long), torch.tensor([[False, True, True, True]])
+    assert not token_scores(model, ids, mask).entropy_BT.requires_grad
+    assert token_scores(model, ids, mask, entropy_grad=True).entropy_BT.requires_grad
+
+
+def test_a_model_that_scales_its_logits_is_scored_through_its_own_forward():
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    torch.manual_seed(0)
+    model = GraniteForCausalLM(GraniteConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                             num_key_value_heads=1, intermediate_size=32, logits_scaling=4.0))
+    ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[False, True, True]])
+    assert not splits_cleanly(model)
+    expected = torch.log_softmax(model(ids).logits, -1)[0, [0, 1], [2, 3]]
+    assert torch.allclose(token_scores(model, ids, mask).logp_BT[0, 1:], expected, atol=1e-6)
+
+
+def test_micro_model_is_the_same_for_the_same_seed_and_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, second, other = (build_micro_model(300, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(1), expected)
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters())]
+    assert all(same) and not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters()))
+
+
+def test_default_micro_model_has_about_a_million_parameters():
+    assert 0.8e6 < sum(p.numel() for p in build_micro_model(1024).parameters()) < 3e6
+
+
+def test_micro_tokenizer_splits_digits_keeps_text_and_has_the_tags():
+    tokenizer = tiny_tokenizer()
+    text = 'apple 027, "x_9"\n<tool_call>\n{"name": "look", "arguments": {"word": "apple"}}\n</tool_call> \u00e9'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("027")] == ["0", "2", "7"]
+    assert all(len(tokenizer.encode(glue)) == 1 for glue in GLUE)
+    assert tokenizer.eos_token == "<|im_end|>" and len(tokenizer.encode("<|im_start|>")) == 1
+
+
+def test_micro_tokenizer_does_not_depend_on_the_run():
+    texts = ["alpha beta gamma delta"] * 3
+    first, second = (train_micro_tokenizer(texts, 300).backend_tokenizer.to_str() for _ in range(2))
+    assert first == second
+
+
+def test_policy_folder_round_trip(tmp_path):
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, tokens = load_policy(str(tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+    assert tokens.encode("apple 12") == tokenizer.encode("apple 12") and tokens.chat_template == tokenizer.chat_template
+
+
+def test_a_path_without_a_model_is_named(tmp_path):
+    with pytest.raises(ValueError, match="not a model folder or hub id"):
+        load_policy(str(tmp_path / "nothing"))

