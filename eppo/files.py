@@ -155,6 +155,8 @@ class LineFile:
 
     def rewind(self, step: int) -> None:
         """Drop the lines of later steps, atomically."""
+        if self.last_step is None or self.last_step <= step:
+            return
         lines, self.last_step = self._select(step)
         self._file.close()
         write_atomically(self.path, b"".join(lines))

@@ -70,7 +70,7 @@ class RunWriter:
 
     Raises:
         ValueError: the folder holds a run and `resume` is False; or `resume` is True and it holds none, or another one; or a
-            file of it is corrupt.
+            file of it is corrupt. A run without a single step is simply started again.
         BlockingIOError: another process writes there.
     """
 
@@ -82,6 +82,7 @@ class RunWriter:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             before = self._check_folder(resume)
             self._files = {name: LineFile(self.folder / f"{name}.jsonl") for name in FILES}
+            self.rewind(-1 if self.last_step is None else self.last_step)       # rows of a step that was never finished
             self.info = {"schema": SCHEMA, "identity": config.identity(), "config": config.to_dict(), "seed": config.seed,
                          "started": before.get("started", _now()), "ended": None, "status": "running", "error": None,
                          "resumed": [*before.get("resumed", []), _now()] if resume else [], **environment()}

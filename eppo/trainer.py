@@ -76,6 +76,7 @@ def train(config: RunConfig, resume: bool = False) -> Iterator[StepRecord]:
                 if _due(step, config.checkpoint_every, config.steps):
                     run.save(step)
                 yield record
+            run.export()
         except (GeneratorExit, KeyboardInterrupt):
             run.save_if_whole(step)
             raise
@@ -198,6 +199,13 @@ class _Run:
             ranked = sorted(group.trajectories, key=lambda t: -math.inf if math.isnan(t.reward) else t.reward)
             chosen += [ranked[0], ranked[-1]] if len(ranked) > 1 else ranked
         return chosen
+
+    def export(self) -> None:
+        """The trained model as an ordinary model folder, `model` in the run's folder, and what it began from as `start`."""
+        for name, module in (("model", self.learner.model), ("start", self.learner.reference)):
+            if module is not None:
+                module.save_pretrained(self.writer.folder / name)
+                self.chat.tokenizer.save_pretrained(self.writer.folder / name)
 
     # checkpoints ---------------------------------------------------------------------------------------------------
     def save(self, step: int) -> None:

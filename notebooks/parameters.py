@@ -1,7 +1,7 @@
 """A notebook's parameters, strictly: papermill alone warns about an unknown name and lets any value pass.
 
 They are the lines of the cell tagged `parameters`, each `name: type = literal  # meaning` on one line. Types: str, int, float,
-bool, list, list[int] (or of str, float, bool), dict, and Optional[...] of these; a default of None also allows None.
+bool, list, list[int] (or of str, float, bool), dict; a default of None, or Optional[...], allows None too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def declared_parameters(notebook: Path) -> dict[str, tuple[str, Any]]:
     for name in names:
         if name not in read:
             raise ValueError(f"{notebook.name}: papermill cannot read parameter {name!r}; write it on one line as "
-                             "name: type = literal  # meaning, with Optional[int] for int | None")
+                             "name: type = literal  # meaning, int = None for int | None")
         try:
             default = ast.literal_eval(read[name]["default"])
         except (ValueError, SyntaxError):

@@ -14,16 +14,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import envs
 from envs.base import Status, assistant_call
 from envs.check import check_env
-from envs.db_env import DBEnv, dialect, official, tasks, worker
+from envs.db_env import DBEnv, official, tasks, worker
 from envs.db_env.micro import ITEMS, KINDS, TABLES
 from envs.db_env.small import KINDS as SMALL_KINDS
-from envs.db_env.worker import Database, WorkerDied, WorkerPool
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOP = [{"name": "shop", "columns": [["name", "TEXT"], ["price", "INT"]], "rows": [["kiwi", 3], ["plum", 5], ["fig", 9]]},
@@ -47,19 +44,10 @@ def episode(data: dict, kind: str = "other", rules: str = "strict", size: str = 
     return env
 
 
-@pytest.fixture
-def shop():
-    database = Database(SHOP, cpu_s=0.2)
-    yield database
-    database.close()
-
-
 # ---- instances ----------------------------------------------------------------------------------------------------------
 def test_contract():
-    rows = check_env("db")
-    micro = [row for row in rows if row["size"] == "micro"]
-    assert {row["kind"] for row in micro} == set(KINDS)
-    assert {row["kind"] for row in rows if row["size"] == "small"} == set(SMALL_KINDS)
+    micro, small = check_env("db", sizes=("micro",)), check_env("db", sizes=("small",), splits=("dev", "test"))
+    assert {row["kind"] for row in micro} == set(KINDS) and {row["kind"] for row in small} == set(SMALL_KINDS)
     assert all(row["max_chars"] <= 520 and row["max_turns"] <= 3 for row in micro)
     assert 330 <= sum(row["mean_chars"] for row in micro) / len(micro) <= 420
 
@@ -97,8 +85,9 @@ def test_splits_are_disjoint_reproducible_and_determined_by_the_data(size):
     questions = [str(i.data["question"]) + str(i.data["tables"]) for split in by_split.values() for i in split]
     assert len(questions) == len(set(questions)) == {"micro": 1192, "small": 1264}[size]
     for instance in by_split["dev"]:
-        found, rows = tasks.examine(instance.data["tables"], instance.data["sql"], instance.data["changes"], instance.data["ordered"])
-        assert found == [] and instance.data["label"] == ([] if instance.data["changes"] else [str(row[0]) for row in rows])
+        data = instance.data
+        found, rows = tasks.examine(data["tables"], data["sql"], data["changes"], data["ordered"])
+        assert found == [] and data["label"] == ([] if data["changes"] else [str(row[0]) for row in rows])
     program = ("import envs; print([hash_ for hash_ in map(envs.instances.fingerprint, (i.data for i in "
                f"envs.make('db', size='{size}', split='dev').instances))])")
     runs = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True,
@@ -107,30 +96,39 @@ def test_splits_are_disjoint_reproducible_and_determined_by_the_data(size):
 
 
 def test_gold_that_the_data_do_not_determine_is_found():
-    table = [{"name": "t", "columns": [["name", "TEXT"], ["n", "TEXT"]], "rows": [["a", "9"], ["b", "10"], ["c", "10"], ["d", None]]}]
-    assert tasks.examine(table, ["SELECT name FROM t ORDER BY n + 0 DESC LIMIT 1"], False)[0] == ["the answer depends on the order of the rows"]
-    assert tasks.examine(table, ["SELECT n FROM t ORDER BY n LIMIT 1"], False)[0] == ["the answer contains NULL"]
-    assert tasks.examine(table, ["SELECT name FROM t WHERE n = 'x'"], False)[0] == ["the answer has 0 rows"]
-    assert tasks.examine(table, ["UPDATE t SET n = '9' WHERE name = 'a'"], True)[0] == ["the gold statement changes nothing"]
-    assert tasks.examine(table, ["SELEC"], False)[0][0].startswith("a gold statement fails")
-    assert tasks.examine(table, ["SELECT name FROM t WHERE n = '9'"], False)[0] == []
+    table = [{"name": "t", "columns": [["name", "TEXT"], ["n", "TEXT"]],
+              "rows": [["a", "9"], ["b", "10"], ["c", "10"], ["d", None]]}]
+
+    def found(statement: str, changes: bool = False, ordered: bool = False) -> list[str]:
+        return tasks.examine(table, [statement], changes, ordered)[0]
+
+    assert found("SELECT name FROM t ORDER BY n + 0 DESC LIMIT 1") == ["the answer depends on the order of the rows"]
+    assert found("SELECT name FROM t WHERE n = '10'") == []
+    assert found("SELECT name FROM t WHERE n = '10'", ordered=True) == ["the answer depends on the order of the rows"]
+    assert found("SELECT n FROM t ORDER BY n LIMIT 1") == ["the answer contains NULL"]
+    assert found("SELECT name FROM t WHERE n = 'x'") == ["the answer has 0 rows"]
+    assert found("UPDATE t SET n = '9' WHERE name = 'a'", changes=True) == ["the gold statement changes nothing"]
+    assert found("UPDATE t SET n = rowid", changes=True) == ["the change depends on the order of the rows"]
+    assert found("SELEC")[0].startswith("a gold statement fails")
 
 
 # ---- episodes -----------------------------------------------------------------------------------------------------------
 def test_rows_errors_cuts_and_limits():
     env = episode({"label": ["3"]})
-    assert env.step(sql("SELECT price FROM shop WHERE name='kiwi'")).messages == [{"role": "tool", "content": "[(3,)]", "name": "execute_sql"}]
+    answered = env.step(sql("SELECT price FROM shop WHERE name='kiwi'")).messages
+    assert answered == [{"role": "tool", "content": "[(3,)]", "name": "execute_sql"}]
     assert env.step(sql("SELECT price FROM shop WHERE name='nothing'")).messages[0]["content"] == "[]"
     assert env.step(sql("INSERT INTO shop VALUES ('long', 1)")).messages[0]["content"] == "[]"
     result = env.step(sql("SELECT CONCAT('x', name) FROM shop, `Odd Name`, `Odd Name` AS c"))
-    assert result.messages[0]["content"].endswith("[TRUNCATED]") and len(result.messages[0]["content"]) == 120 + len("[TRUNCATED]")
-    assert result.info["cut_chars"] == len(str([("x" + name,) for name in ("kiwi", "plum", "fig", "long") for _ in range(9)])) - 120
+    whole = str([("x" + name,) for name in ("kiwi", "plum", "fig", "long") for _ in range(9)])
+    assert result.messages[0]["content"] == whole[:120] + "[TRUNCATED]" and result.info["cut_chars"] == len(whole) - 120
     result = env.step(sql("SELECT cost FROM shop"))
-    assert result.messages[0]["content"] == "1054 (42S22): Unknown column 'cost' in 'field list'" and result.info["sql_errors"] == 1
+    assert result.messages[0]["content"] == "1054 (42S22): Unknown column 'cost' in 'field list'"
+    assert result.info == {"turns": 5, "invalid_calls": 0, "cut_chars": len(whole) - 120, "sql_errors": 1}
     assert env.step(commit("3")).reward == 1.0
     small = episode({}, size="small")
-    assert len(small.step(sql("SELECT CONCAT(name, 'yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy') FROM shop, `Odd Name`, `Odd Name` AS c"))
-               .messages[0]["content"]) == 800 + len("[TRUNCATED]")
+    text = small.step(sql("SELECT REPEAT(name, 30) FROM shop, `Odd Name`")).messages[0]["content"]
+    assert len(text) == 800 + len("[TRUNCATED]") and text.endswith("[TRUNCATED]")
     assert small.max_turns == 15 and env.max_turns == 6
     small.close()
 
@@ -140,7 +138,8 @@ def test_all_calls_of_a_turn_run_in_order_and_only_once():
     turn = "".join(f'<tool_call>{{"name": "execute_sql", "arguments": {{"query": "{query}"}}}}</tool_call>' for query in (
         "INSERT INTO shop VALUES ('nut', 7)", "SELECT COUNT(*) FROM shop", "-- how many\\nSELECT COUNT(*) FROM shop"))
     assert [message["content"] for message in env.step(turn).messages] == ["[]", "[(4,)]", "[(4,)]"]
-    result = env.step(turn.replace("execute_sql", "commit_final_answer", 1).replace('"query": "INSERT INTO shop VALUES (\'nut\', 7)"', '"answers": []'))
+    ending = '<tool_call>{"name": "commit_final_answer", "arguments": {"answers": []}}</tool_call>'
+    result = env.step(ending + turn)
     assert result.reward == 1.0 and result.messages == [] and result.status == Status.COMPLETED
 
 
@@ -150,7 +149,8 @@ def test_changes_are_graded_by_the_tables():
                                (["UPDATE shop SET price = 4"], 0.0), (["UPDATE shop SET price = '4' WHERE name = 'KIWI'"], 1.0),
                                (["UPDATE shop SET price = 4 WHERE name = 'kiwi'", "SELECT nonsense FROM"], 1.0),
                                (["UPDATE shop SET price = 4 WHERE name = 'kiwi'", "DELETE FROM `Odd Name`"], 0.0),
-                               (["CREATE TABLE scratch AS SELECT * FROM shop", data["sql"][0]], 1.0), (["DROP TABLE shop"], 0.0)):
+                               (["CREATE TABLE scratch AS SELECT * FROM shop", data["sql"][0]], 1.0),
+                               (["DROP TABLE shop"], 0.0)):
         for rules in ("strict", "agentbench"):
             env = episode(data, "UPDATE", rules)
             for statement in statements:
@@ -170,7 +170,8 @@ def test_a_cheap_answer_is_right_only_by_the_public_rules():
 
 def test_agentbench_reads_arguments_by_position():
     def call(name: str, arguments: str, rules: str = "agentbench"):
-        return episode({"label": ["3"]}, rules=rules).step(f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>')
+        turn = f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+        return episode({"label": ["3"]}, rules=rules).step(turn)
 
     assert call("execute_sql", '{"sql": "SELECT 1"}').messages[0]["content"] == "[(1,)]"
     assert "missing argument 'query'" in call("execute_sql", '{"sql": "SELECT 1"}', "strict").messages[0]["content"]
@@ -194,8 +195,8 @@ def test_turn_limit():
 @pytest.mark.parametrize("damage", ["DELETE FROM shop", "UPDATE shop SET price = 1", "INSERT INTO shop VALUES ('fig', 9)",
                                     "INSERT INTO shop VALUES (NULL, NULL)", "DELETE FROM `Odd Name` WHERE n = 10"])
 def test_the_expert_repairs_damage(damage):
-    env = episode({"sql": ["SELECT price FROM shop WHERE name='plum'", "UPDATE shop SET price=5 WHERE name='kiwi'"], "changes": True},
-                  "copy", size="small")
+    gold = ["SELECT price FROM shop WHERE name='plum'", "UPDATE shop SET price=5 WHERE name='kiwi'"]
+    env = episode({"sql": gold, "changes": True}, "copy", size="small")
     result = env.step(sql(damage))
     while not result.done:
         result = env.step(env.expert())
@@ -310,12 +311,14 @@ def test_official_records_that_cannot_be_used():
     assert official.convert(good)[1]["label"] == ["1"]
     assert official.convert(good | {"label": "[('a', 1), ('b', 2)]", "type": ["SELECT"]})[1]["label"] == [["a", 1], ["b", 2]]
     assert official.convert(good | {"table": [table, table | {"table_name": "u"}]})[1]["tables"][1]["name"] == "u"
-    broken = [("not a JSON object", []), ("needs an SQLite file", good | {"user_sqlite": True}), ("no description", good | {"description": ""}),
-              ("unknown type", good | {"type": []}), ("the table has no", good | {"table": {}}), ("no label", good | {"label": None}),
+    twice, empty = ({"table_name": "t", "table_info": {"columns": [{"name": name} for name in names], "rows": rows}}
+                    for names, rows in (("aA", [["1", "2"]]), ("a", [])))
+    broken = [("not a JSON object", []), ("needs an SQLite file", good | {"user_sqlite": True}),
+              ("no description", good | {"description": ""}), ("unknown type", good | {"type": []}),
+              ("the table has no", good | {"table": {}}), ("no label", good | {"label": None}),
               ("without its statement", good | {"type": ["UPDATE"], "label": None}), ("cannot be read", good | {"label": "[x"}),
               ("different lengths", good | {"label": "[(1,), (1, 2)]"}),
-              ("same name", good | {"table": {"table_name": "t", "table_info": {"columns": [{"name": "a"}, {"name": "A"}], "rows": [["1", "2"]]}}}),
-              ("no rows", good | {"table": {"table_name": "t", "table_info": {"columns": [{"name": "a"}], "rows": []}}})]
+              ("same name", good | {"table": twice}), ("no rows", good | {"table": empty})]
     for reason, record in broken:
         with pytest.raises(ValueError, match=reason):
             official.convert(record)

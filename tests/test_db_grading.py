@@ -16,10 +16,13 @@ from envs.db_env.grading import agentbench_match, answers_match, clean, state_ha
     (["0.001"], ["0.009"], False), (["NULL"], ["0"], False), (["NULL"], [None], True), (["None"], ["null"], True),
     (["a", "b"], ["a", "a", "b"], False), (["a", "a", "b"], ["a", "b", "a"], True), (["a", "b", "b"], ["a", "a", "b"], False),
     (["2012"], ["2021"], False), (["2021-03-01"], ["2021-3-1"], False), (["007"], ["7"], False), (["12%"], ["12"], False),
-    (["1000001"], [1000000], False), (["1000001"], [1000000.0], False), ([" kiwi "], ["kiwi"], True), (["Kiwi"], ["kiwi"], False),
+    (["1000001"], [1000000], False), (["1000001"], [1000000.0], False), ([" kiwi "], ["kiwi"], True),
+    (["Kiwi"], ["kiwi"], False),
     (["1e3"], [1000], True), (["nan"], ["0"], False), (["inf"], ["0"], False), ([""], ["0"], False), ([], ["0"], False),
-    ([], ["a", "b"], False), ([], [], True), ([""], [], False), (["x"], [], False), (["-"], ["0"], False), (["."], ["0"], False),
-    (["1,23"], ["123"], False), (["a, b"], ["a b"], False), (["[('kiwi',)]"], ["kiwi"], False), (["9" * 5000], ["9" * 5000], True),
+    ([], ["a", "b"], False), ([], [], True), ([""], [], False), (["x"], [], False), (["-"], ["0"], False),
+    (["."], ["0"], False),
+    (["1,23"], ["123"], False), (["a, b"], ["a b"], False), (["[('kiwi',)]"], ["kiwi"], False),
+    (["9" * 5000], ["9" * 5000], True),
     (["9" * 5000], ["9" * 4999 + "8"], False), (["-0"], ["0"], True), (["+5"], [5], True), (["12.5"], [12], False),
 ])
 def test_strict_answers(answers, gold, right):
@@ -82,8 +85,10 @@ def test_literal_hash_by_hand():
 @pytest.mark.parametrize(("answer", "expected"), [
     ("[(293.0,)]", ["293.0"]), ("[('a',), ('b',)]", ["a", "b"]), ("[('a', 1), ('b', 2)]", []), ("[('abc',)]", ["abc"]),
     (["'x'", ' "y" '], ["x", "y"]), (["1,234", "5%", "None", "", "INF", "undefined"], ["1234", "5", "0", "0", "0", "0"]),
-    ("['a', 'b']", ["a", "b"]), ("[1, 2]", ["1", "2"]), ("[a, 'b, c', d]", ["a", "b c", "d"]), ("plain", ["plain"]), (None, ["0"]),
-    (7, ["7"]), ([("a",), ("b", 1)], ["a", "('b' 1)"]), ("1,234%", ["1,234"]), ("[__import__('os').getpid()]", ["__import__(os).getpid()"]),
+    ("['a', 'b']", ["a", "b"]), ("[1, 2]", ["1", "2"]), ("[a, 'b, c', d]", ["a", "b c", "d"]), ("plain", ["plain"]),
+    (None, ["0"]),
+    (7, ["7"]), ([("a",), ("b", 1)], ["a", "('b' 1)"]), ("1,234%", ["1,234"]),
+    ("[__import__('os').getpid()]", ["__import__(os).getpid()"]),
     ("[(Decimal('3'),)]", ["(Decimal(3)", ")"]), ("[]", []),
 ])
 def test_agentbench_cleaning(answer, expected):

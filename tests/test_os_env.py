@@ -12,7 +12,7 @@ import pytest
 import envs
 from envs.base import EnvFault, Status, assistant_call
 from envs.check import check_env
-from envs.os_env import CUTS, LIMITS, OSEnv, checkers, sandbox, tasks
+from envs.os_env import CUTS, LIMITS, MICRO_SYSTEM, OSEnv, checkers, sandbox, tasks
 from envs.os_env.small_tasks import SMALL
 from envs.tool_calls import render_turn
 
@@ -78,7 +78,7 @@ def test_micro_prompts_are_short_and_do_not_hold_the_answer(micro):
             assert item.data["answer"]["value"] not in re.findall(r"\w+", question)
             assert item.data["answer"]["value"] not in " ".join(item.data["steps"][:1]).split("/")
         assert max(map(int, re.findall(r"\d+", question + item.data["init"])), default=0) <= 999
-    assert len(sandbox_words := "You use a Linux shell. Call one tool each turn.".split()) <= 12 and sandbox_words
+    assert len(MICRO_SYSTEM.split()) <= 12
 
 
 @needs_sandbox
@@ -220,7 +220,7 @@ def test_micro_states_are_checked_not_believed(micro, kind):
 
 @needs_sandbox
 @pytest.mark.parametrize("kind, spoil", [
-    ("make_private", "find / -xdev -name '*.conf' -exec chmod 644 {} + 2>/dev/null"), ("make_private", "chmod -R 600 /root /home /opt /var /tmp"),
+    ("make_private", "find /root /home /opt /var /tmp -name '*.conf' -exec chmod 644 {} +"), ("make_private", "chmod -R 600 /root /home /opt /var /tmp"),
     ("collect", "find /root /home /opt /var /tmp -name '*.tmp' -delete"), ("replace_setting", "rm -rf /root/* /home/* /opt/* /var/* /tmp/*"),
     ("replace_setting", "find /root /home /opt /var /tmp -name '*.conf' -exec sed -i '$d' {} +")])
 def test_small_states_are_checked_not_believed(small, kind, spoil):

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,9 +32,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def item(number: int, **changes: object) -> Product:
-    fields = {"asin": f"B00{number}", "title": f"Blue Mug {number}", "query": "mug", "category": "home", "product_category": "Home \u203a Mugs",
-              "attributes": ("dishwasher safe",), "options": {}, "pricing": (9.5,), "price_tag": "$9.5", "description": "A mug.",
-              "bullets": (" Holds tea ", "Blue")}
+    fields = {"asin": f"B00{number}", "title": f"Blue Mug {number}", "query": "mug", "category": "home",
+              "product_category": "Home \u203a Mugs", "attributes": ("dishwasher safe",), "options": {}, "pricing": (9.5,),
+              "price_tag": "$9.5", "description": "A mug.", "bullets": (" Holds tea ", "Blue")}
     return Product(**(fields | changes))
 
 
@@ -75,9 +76,9 @@ def test_search_equals_the_bm25_formula() -> None:
                 idf = math.log(1 + (len(documents) - containing + 0.5) / (containing + 0.5))
                 score += idf * frequency / (frequency + 0.9 * (1 - 0.4 + 0.4 * len(document) / mean))
             scores.append(round(score, 4))
-        expected = sorted((position for position in range(60) if scores[position] > 0), key=lambda position: (-scores[position], position))
         found = index.search(" ".join(query), 10)
-        assert [scores[position] for position in found] == pytest.approx([scores[position] for position in expected[:10]], abs=2e-4)
+        best = sorted((score for score in scores if score > 0), reverse=True)[:10]
+        assert [scores[position] for position in found] == pytest.approx(best, abs=2e-4)
 
 
 def test_ties_come_in_catalogue_order_and_strangers_not_at_all() -> None:
@@ -96,19 +97,19 @@ def test_page_texts_and_clickables_are_literal(shop: Catalogue) -> None:
     assert not visit.click("search") and visit.page == "search"
     assert visit.search("mug")
     first = " [SEP] ".join(f"B00{number} [SEP] Blue Mug {number} [SEP] $9.5" for number in range(10))
-    assert visit.text() == f"Instruction: [SEP] buy a mug [SEP] Back to Search [SEP] Page 1 (Total results: 13) [SEP] Next > [SEP] {first}"
+    lead = "Instruction: [SEP] buy a mug [SEP] Back to Search [SEP] "
+    assert visit.text() == f"{lead}Page 1 (Total results: 13) [SEP] Next > [SEP] {first}"
     assert visit.clickables == ["back to search", "next >"] + [f"b00{number}" for number in range(10)]
     assert visit.click("next >")
-    assert visit.text().startswith("Instruction: [SEP] buy a mug [SEP] Back to Search [SEP] Page 2 (Total results: 13) [SEP] "
-                                   "< Prev [SEP] Next > [SEP] B0010 [SEP] ")
+    assert visit.text().startswith(f"{lead}Page 2 (Total results: 13) [SEP] < Prev [SEP] Next > [SEP] B0010 [SEP] ")
     assert visit.click("b0099")
-    assert visit.text() == ("Instruction: [SEP] buy a mug [SEP] Back to Search [SEP] < Prev [SEP] size [SEP] small [SEP] 10 [SEP] color [SEP] red "
-                            "[SEP] blue [SEP] width [SEP] 10 [SEP] 20 [SEP] Red Cup [SEP] Price: $5.0 to $8.0 [SEP] Rating: N.A. [SEP] "
+    options = "size [SEP] small [SEP] 10 [SEP] color [SEP] red [SEP] blue [SEP] width [SEP] 10 [SEP] 20"
+    assert visit.text() == (f"{lead}< Prev [SEP] {options} [SEP] Red Cup [SEP] Price: $5.0 to $8.0 [SEP] Rating: N.A. [SEP] "
                             "Description [SEP] Features [SEP] Reviews [SEP] Buy Now")
     assert visit.clickables == ["back to search", "< prev", "description", "features", "reviews", "buy now",
                                 "small", "10", "red", "blue", "20"]
     assert visit.click("features")
-    assert visit.text() == "Instruction: [SEP] buy a mug [SEP] Back to Search [SEP] < Prev [SEP] Holds tea [SEP] Blue"
+    assert visit.text() == f"{lead}< Prev [SEP] Holds tea [SEP] Blue"
     assert visit.clickables == ["back to search", "< prev"] and not visit.click("buy now")
 
 
@@ -211,7 +212,7 @@ def test_unknown_button_is_answered_with_the_clickables_and_never_buying_gives_n
     before = env.session.text()
     result = env.step(click("Add to Cart"))
     text = result.messages[0]["content"]
-    assert text.startswith("Invalid action: 'add to cart' cannot be clicked here.") and text.endswith(", ".join(env.session.clickables))
+    assert text == f"Invalid action: 'add to cart' cannot be clicked here. Clickables: {', '.join(env.session.clickables)}"
     assert result.info["invalid_calls"] == 1 and env.session.text() == before
     assert "no search bar here" in env.step(search("mug")).messages[0]["content"]
     while not result.done:
@@ -244,15 +245,15 @@ def test_agentbench_messages_are_literal() -> None:
     instruction = env.goal["instruction_text"]
     actions = "\n\nAvailable Actions:\n{'has_search_bar': True, 'clickables': ['search']}"
     assert start == f"The initial observation:\nWebShop [SEP] Instruction: [SEP] {instruction} [SEP] Search{actions}"
-    assert env.step("hm").messages == [{"role": "user", "content": "Observation:\nNo executable tool calls found! You should call a tool "
-                                                                   f"instead.{actions}"}]
+    silent = f"Observation:\nNo executable tool calls found! You should call a tool instead.{actions}"
+    assert env.step("hm").messages == [{"role": "user", "content": silent}]
     unknown = env.step(assistant_call("buy", what="x")).messages[0]
-    assert unknown["role"] == "user" and unknown["content"].startswith("Observation:\nNo executable tool calls found!")
+    assert unknown == {"role": "user", "content": silent}
     broken = env.step('<tool_call>{"name": "click_action", "arguments": "x"}</tool_call>').messages[0]
     assert broken["role"] == "user" and broken["content"].startswith("No valid tool call found from agent.\nObservation:\n")
     same = env.step(click("nowhere")).messages[0]
-    assert same["role"] == "tool" and same["content"] == ("Action: click[nowhere]\n\nObservation:\nWebShop [SEP] Instruction: [SEP] "
-                                                          f"{instruction} [SEP] Search{actions}")
+    home = f"WebShop [SEP] Instruction: [SEP] {instruction} [SEP] Search{actions}"
+    assert same["role"] == "tool" and same["content"] == f"Action: click[nowhere]\n\nObservation:\n{home}"
     wrong_key = env.step(assistant_call("search_action", query=env.goal["query"])).messages[0]
     assert wrong_key["content"].startswith(f"Action: search[{env.goal['query']}]\n\nObservation:\nInstruction:")
     page = env.session.text()
@@ -322,7 +323,7 @@ def test_micro_words_have_one_role_and_numbers_are_short() -> None:
     values = {value for product in catalogue.products for group in product.options.values() for value in group}
     assert not colors & nouns and not colors & values and not nouns & values
     assert all(10 < product.price < 100 and product.price % 5 for product in catalogue.products)
-    assert all(len(product.asin) == 2 and product.asin[0].isalpha() and product.asin[1].isdigit() for product in catalogue.products)
+    assert all(re.fullmatch("[a-z][0-9]", product.asin) for product in catalogue.products)
 
 
 def test_instances_travel_through_datasets_and_splits_share_no_instruction(tmp_path: Path) -> None:
@@ -337,9 +338,9 @@ def test_instances_travel_through_datasets_and_splits_share_no_instruction(tmp_p
 
 # ---- official files -----------------------------------------------------------------------------------------------------
 def document(asin: str, **changes: object) -> str:
-    fields = {"asin": asin, "Title": f"Tea Mug {asin}", "Description": "A mug.", "BulletPoints": ["Big"], "options": {"color": ["red", "blue"]},
-              "Attributes": ["big handle"], "Price": "$12.0", "pricing": [12.0], "category": "home", "query": " Tea Mug ",
-              "product_category": "Home \u203a Mugs", "Rating": "N.A.", "Reviews": []}
+    fields = {"asin": asin, "Title": f"Tea Mug {asin}", "Description": "A mug.", "BulletPoints": ["Big"],
+              "options": {"color": ["red", "blue"]}, "Attributes": ["big handle"], "Price": "$12.0", "pricing": [12.0],
+              "category": "home", "query": " Tea Mug ", "product_category": "Home \u203a Mugs", "Rating": "N.A.", "Reviews": []}
     return json.dumps({"id": asin, "contents": "", "product": fields | changes})
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +14,9 @@ from envs.webshop_env.goals import price_bound
 from envs.webshop_env.reward import COLOR_WORDS, noun_tagger, plain_nouns, purchase_reward
 
 RULES = ("agentbench", "strict")
-SHIRT = Product("B001", "Acme Cotton Dress Shirt", "dress shirt", "fashion", "Clothing \u203a Men \u203a Shirts", ("long sleeve", "machine wash"),
-                {"color": ("red", "dark red"), "size": ("large", "x-large")}, (25.0,), "$25.0", "A shirt.", ("Made of titanium grey yarn",))
+SHIRT = Product("B001", "Acme Cotton Dress Shirt", "dress shirt", "fashion", "Clothing \u203a Men \u203a Shirts",
+                ("long sleeve", "machine wash"), {"color": ("red", "navy blue"), "size": ("large", "x-large")},
+                (25.0,), "$25.0", "A shirt.", ("Made of titanium grey yarn",))
 GOAL = {"attributes": ["long sleeve", "machine wash"], "goal_options": ["large"], "price_upper": 30.0, "query": "dress shirt",
         "product_category": SHIRT.product_category, "name": SHIRT.title}
 
@@ -49,13 +48,13 @@ def test_without_options_or_price_limit_the_full_match_is_one(rules: str) -> Non
 
 @pytest.mark.parametrize(("hole", "product", "chosen", "changes", "literal", "strict"), [
     ("x-large counts as large", SHIRT, {"size": "x-large"}, {}, 1.0, 0.75),
-    ("dark red counts as red", SHIRT, {"color": "dark red"}, {"goal_options": ["red"]}, 1.0, 0.75),
+    ("navy blue counts as sky blue", SHIRT, {"color": "navy blue"}, {"goal_options": ["sky blue"]}, 1.0, 0.75),
     ("one chosen value serves two wanted ones", SHIRT, {"size": "large"}, {"goal_options": ["large", "large"]}, 1.0, 0.8),
-    ("part of an attribute is enough", replace(SHIRT, attributes=("sleeve", "machine wash")), {"size": "large"}, {}, 1.0, 0.75),
+    ("part of an attribute will do", replace(SHIRT, attributes=("sleeve", "machine wash")), {"size": "large"}, {}, 1.0, 0.75),
     ("a word inside another word", SHIRT, {"size": "large"}, {"attributes": ["long sleeve", "tan"]}, 1.0, 0.75),
     ("a shared title word makes the kind", replace(SHIRT, query="sock", product_category="Socks", title="Cotton Shirt Sock"),
      {"size": "large"}, {}, 1.0, 0.5),
-    ("no shared title noun overrides query and category", replace(SHIRT, title="Smart Oxford"), {"size": "large"}, {}, 0.0, 1.0),
+    ("no shared title noun overrides the same query", replace(SHIRT, title="Smart Oxford"), {"size": "large"}, {}, 0.0, 1.0),
 ])
 def test_closed_holes_show_both_verdicts(hole: str, product: Product, chosen: dict[str, str], changes: dict[str, object],
                                          literal: float, strict: float) -> None:
@@ -64,10 +63,12 @@ def test_closed_holes_show_both_verdicts(hole: str, product: Product, chosen: di
 
 
 def test_type_factor_ladder_of_agentbench() -> None:
-    def factor(title: str, query: str = "other", category: str = "Other", name: str = " ".join(f"noun{letter}" for letter in "abcdefghijklmnop")) -> float:
+    names = [f"noun{letter}" for letter in "abcdefghijklmnop"]
+
+    def factor(title: str, query: str = "other", category: str = "Other", name: str = " ".join(names)) -> float:
         product = replace(SHIRT, title=title, query=query, product_category=category)
         return purchase_reward(product, {}, GOAL | {"name": name}, "agentbench", str.split).type
-    names = [f"noun{letter}" for letter in "abcdefghijklmnop"]
+
     assert factor("x") == 0.0
     assert factor(names[0]) == 0.1                           # 1/16, not above 0.1
     assert factor(" ".join(names[:2])) == 0.5                # 2/16
@@ -82,9 +83,11 @@ def test_type_factor_ladder_of_agentbench() -> None:
 def test_wanted_dict_is_compared_as_pairs_by_agentbench() -> None:
     assert reward(SHIRT, {"size": "large"}, "agentbench", goal_options={"size": "large"}) == 1.0
     assert reward(SHIRT, {"color": "red"}, "agentbench", goal_options={"color": "red"}) == 1.0
-    # the chosen side is cut to "red", the pair is not: upstream's synthetic goals with such a colour cannot reach 1
-    assert reward(SHIRT, {"color": "dark red"}, "agentbench", goal_options={"color": "dark red7"}) == pytest.approx(0.75)
-    assert len(COLOR_WORDS) == 103 and COLOR_WORDS.index("red") > COLOR_WORDS.index("dark")
+    # the chosen value is cut to "brown", the pair is not: upstream's synthetic goals with such a colour cannot reach 1
+    assert reward(SHIRT, {"color": "r.brown20"}, "agentbench", goal_options={"color": "r.brown20"}) == pytest.approx(0.75)
+    assert reward(SHIRT, {"color": "r.brown20"}, "agentbench", goal_options=["r.brown20"]) == 1.0
+    assert reward(SHIRT, {"color": "r.brown20"}, "strict", goal_options={"color": "r.brown20"}) == 1.0
+    assert COLOR_WORDS == sorted(COLOR_WORDS) and len(set(COLOR_WORDS)) == len(COLOR_WORDS)
 
 
 def test_price_bound_is_one_of_the_next_four_tens() -> None:
@@ -123,10 +126,3 @@ def test_only_the_wanted_product_pays_in_full() -> None:
                 assert goal["attributes"][0] in product.title.split()
 
 
-def test_tagger_of_real_titles_finds_nouns() -> None:
-    folder = Path(os.environ.get("EPPO_DATA", "../shared/data"))
-    if not (folder / "webshop" / "documents_1k.jsonl.gz").exists():
-        pytest.skip("EPPO_DATA: webshop/documents_1k.jsonl.gz not found")
-    env = envs.make("webshop", source="official", split="test", path=str(folder))
-    empty = [product.asin for product in env.catalogue.products if not plain_nouns(product.title)]
-    assert empty == []

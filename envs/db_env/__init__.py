@@ -121,6 +121,8 @@ class DBEnv(Env):
         if error is None:
             outcome = self._database.execute(dialect.to_sqlite(sql, self._data["tables"]))
             error = dialect.mysql_error(outcome, sql) if outcome.failed else None
+            if outcome.timed_out and self.rules == "agentbench":
+                error = "Error: SQL execution timed out."
         self._sql_errors += error is not None
         text = outcome.text if error is None else error.encode("utf-8", "backslashreplace").decode()
         if len(text) > self._cut:

@@ -115,7 +115,7 @@ class Store:
                 cursor = self.connection.execute(f"SELECT * FROM {quote(name)}")
                 rows = []
                 for row in cursor:
-                    rows.append([value.hex() if isinstance(value, bytes) else value for value in row])
+                    rows.append([f"X'{value.hex()}'" if isinstance(value, bytes) else value for value in row])
                     rows_left -= 1
                     chars_left -= sum(len(value) for value in rows[-1] if isinstance(value, str))
                     if rows_left < 0 or chars_left < 0:
@@ -148,15 +148,17 @@ def confine() -> None:
     """Limits of this process: memory, no files, no processes, no core."""
     for limit, value in ((resource.RLIMIT_AS, 256 << 20), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 8),
                          (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
     sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 67108864").close()    # of all SQLite in this process
 
 
 def extend_cpu_limit(cpu_s: float) -> None:
-    """From now on this process may use `cpu_s` and at most three seconds more of CPU time; the kernel ends it after that."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime + cpu_s) + 3
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    """From now on this process may use `cpu_s` and one to two seconds more of CPU time; the kernel ends it after that."""
+    used, hard = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = int(used.ru_utime + used.ru_stime + cpu_s) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def _read(size: int, parent: int) -> bytes | None:

@@ -15,8 +15,8 @@ TABLES = ("shop store market garden kitchen office school club house farm camp f
           "park field cellar studio clinic factory depot gallery harbor stable village team").split()
 ITEMS = ("apple pear plum kiwi lemon grape melon peach cherry fig bread cheese butter sugar salt rice bean corn onion carrot "
          "chair sofa lamp clock mirror pillow blanket basket bottle candle hammer ladder bucket shovel brush rope nail saw "
-         "drill paint book pencil paper ruler folder stamp wallet watch ring coat shirt glove boot scarf hat belt drum flute guitar "
-         "piano tent boat wheel engine").split()
+         "drill paint book pencil paper ruler folder stamp wallet watch ring coat shirt glove boot scarf hat belt drum flute "
+         "guitar piano tent boat wheel engine").split()
 NUMBERS = "price size age weight height score stock level speed cost length width".split()
 WORDS = {"color": "red blue green black white yellow brown gray pink purple orange silver".split(),
          "city": "paris rome london berlin madrid vienna oslo dublin athens lisbon warsaw prague cairo delhi tokyo lima boston "

@@ -46,9 +46,10 @@ class Worker:
 
     def __init__(self) -> None:
         program = str(Path(__file__).with_name("child.py"))
+        loader = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}     # some Pythons need it
         try:
             self._process = subprocess.Popen([sys.executable, "-I", "-S", program, str(os.getpid())], bufsize=0, cwd="/",
-                                             env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                             env=loader, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                              stderr=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise EnvFault(f"db: cannot start a database worker: {error}") from error

@@ -240,18 +240,19 @@ class WebShopEnv(Env):
         if session.page == "search":
             words = _keywords(goal).split()
             colors = lexicon.MICRO_COLORS if self.micro else lexicon.COLORS
-            words[rng.randrange(len(words))] = rng.choice([color for color in colors if color not in words])
+            spot = rng.randrange(len(words))
+            words[spot:spot + 1] = [rng.choice([color for color in colors if color not in words])] * rng.randrange(2)
             return assistant_call("search_action", keywords=" ".join(words))
         if session.page == "results":
             wrong = [self.catalogue.products[position].asin.lower() for position in session.listed if position != target]
             return _click(rng.choice(wrong + [button for button in session.clickables if button in (BACK, PREV, NEXT)]))
         if session.page == "sub_page":
             return _click(rng.choice((PREV, BACK)))
-        if rng.random() < 0.1:
+        if rng.random() < 0.05:
             return _click(BUY)
         wanted = self._missing(session, goal["goal_options"])
         values = [value for values in session.item.options.values() for value in values if value not in wanted]
-        return _click(rng.choice([*values, *self.layout.sub_pages, PREV]))
+        return _click(rng.choice(values if values and rng.random() < 0.5 else [*self.layout.sub_pages, PREV]))
 
 
 def _click(value: str) -> Message:

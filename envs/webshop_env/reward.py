@@ -8,7 +8,7 @@ punishes, the wrong thing:
 - attribute. agentbench: token-set ratio above 85 ("sleeve" passes for "long sleeve"), or a substring of the texts ("tan" in
   "titanium"). strict: all its words in one product attribute, or its words in a row in the texts.
 - option. agentbench: both sides cut to a colour word they contain, token-set ratio above 85 ("x-large" passes for "large",
-  "dark red" for "red"). strict: the same value up to case and spacing; a chosen value counts for one wanted value.
+  "navy blue" for "sky blue"). strict: the same value up to case and spacing; a chosen value counts for one wanted value.
 - type. agentbench: more than a fifth of the title's nouns shared is enough, and no noun shared gives 0 even within the same
   query and category. strict: the same query or category gives 1; title words alone give at most 0.5.
 
