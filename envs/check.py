@@ -110,12 +110,14 @@ class _Check:
 
     # ---- static rules ---------------------------------------------------------------------------------------------
     def tools(self) -> None:
-        self.expect(bool(self.env.tools) and len(set(self.env.tool_names)) == len(self.env.tools), "no tools, or one name twice")
+        self.expect(bool(self.env.tools) and len(set(self.env.tool_names)) == len(self.env.tools),
+                    "no tools, or one name twice")
         self.expect(_plain(self.env.tools), "tools are not plain JSON")
         for tool in self.env.tools:
             function = tool["function"]
             schema = function["parameters"]
-            self.expect(tool.get("type") == "function" and bool(function.get("description")), f"{function['name']}: no type or description")
+            self.expect(tool.get("type") == "function" and bool(function.get("description")),
+                        f"{function['name']}: no type or description")
             self.expect(set(schema.get("required", [])) <= set(schema.get("properties", {})),
                         f"{function['name']}: requires a parameter that is not among its properties")
 
@@ -124,8 +126,10 @@ class _Check:
         self.expect(len(items) > 0, "no instances")
         self.expect(len({item.id for item in items}) == len(items), "instance ids are not unique")
         self.expect(list(self.other._load()) == list(items), "loading a second time gives other instances or another order")
-        strange = [item for item in items if not (isinstance(item, Instance) and item.task == self.cls.task and _plain(item.data))]
-        self.expect(not strange, f"{len(strange)} are not an Instance of this task with plain JSON data, the first: {strange[:1]}")
+        strange = [item for item in items if not (isinstance(item, Instance) and item.task == self.cls.task
+                                                  and _plain(item.data))]
+        self.expect(not strange,
+                    f"{len(strange)} are not an Instance of this task with plain JSON data, the first: {strange[:1]}")
         for item in items:
             twin = marks.setdefault(fingerprint(item.data), f"{self.where} {item.id}")
             if not self.expect(twin == f"{self.where} {item.id}", f"{item.id} is the same as {twin}; splits must be disjoint"):
@@ -142,11 +146,13 @@ class _Check:
     def reset(self, index: int) -> None:
         first = self.env.reset(index, seed=1)
         self.expect(bool(first) and _plain(first) and all(message["role"] in ("system", "user") and message["content"]
-                                                          for message in first), "opening messages need role and text, as plain JSON")
+                                                          for message in first),
+                    "opening messages need role and text, as plain JSON")
         before = fingerprint(self.env.instance.data)
         moved = self.answer(self.env, self.env.expert())
         self.expect(self.env.reset(index, seed=1) == first, "the same index and seed give other opening messages")
-        self.expect(self.answer(self.env, self.env.expert()) == moved, "the first expert turn is answered differently in a second episode")
+        self.expect(self.answer(self.env, self.env.expert()) == moved,
+                    "the first expert turn is answered differently in a second episode")
         self.expect(self.other.reset(index, seed=1) == first, "a second environment opens differently")
         self.expect(fingerprint(self.env.instance.data) == before, "an episode changed the instance's data")
 
@@ -194,7 +200,8 @@ class _Check:
         """Whether a solving episode ended as it must."""
         if not self.expect(result is not None and result.done, f"{who} does not end the episode"):
             return False
-        return self.expect(result.reward == 1.0 and result.terminated and not result.truncated and result.status == Status.COMPLETED,
+        return self.expect(result.reward == 1.0 and result.terminated and not result.truncated
+                           and result.status == Status.COMPLETED,
                            f"{who} ends with reward {result.reward}, status '{result.status}'{', truncated' * result.truncated}; "
                            f"expected reward 1, '{Status.COMPLETED}'; info {result.info}")
 
@@ -205,7 +212,8 @@ class _Check:
         self.expect(env.turns_used == used + 1, "a step did not use exactly one turn")
         self.expect(0.0 <= result.reward <= 1.0, f"reward {result.reward} is outside [0, 1]")
         self.expect(result.score is None or 0.0 <= result.score <= 1.0, f"score {result.score} is outside [0, 1]")
-        self.expect(result.done or (result.reward == 0.0 and result.status == Status.RUNNING), "a running episode has reward 0 and 'running'")
+        self.expect(result.done or (result.reward == 0.0 and result.status == Status.RUNNING),
+                    "a running episode has reward 0 and 'running'")
         self.expect(not (result.terminated and result.truncated), "terminated and truncated at once")
         self.expect(result.status != Status.ENVIRONMENT_ERROR, f"infrastructure fault: {result.info.get('error')}")
         self.expect(result.done or bool(result.messages), "the episode goes on, but no observation came")
@@ -217,7 +225,8 @@ class _Check:
 
     def answer(self, env: Env, turn: str | Message) -> tuple[Any, ...]:
         result = self.step(env, turn)
-        return [message["content"] for message in result.messages], result.reward, result.terminated, result.truncated, result.status
+        return [message["content"]
+                for message in result.messages], result.reward, result.terminated, result.truncated, result.status
 
     # ---- rules on hostile and useless turns -----------------------------------------------------------------------
     def garbage(self) -> None:
@@ -242,7 +251,8 @@ class _Check:
             text = " ".join(message["content"] for message in result.messages)
             self.expect(result.info.get("invalid_calls") == 1, f"{name} without arguments does not count as an invalid call")
             self.expect(bool(text), f"{name} without arguments is not answered")
-            self.expect(self.env.rules != "strict" or named in text, f"{name} without arguments: {text!r} does not name {named!r}")
+            self.expect(self.env.rules != "strict" or named in text,
+                        f"{name} without arguments: {text!r} does not name {named!r}")
 
     def turn_limit(self) -> None:
         self.env.reset(0)
@@ -267,7 +277,8 @@ class _Check:
         self.expect(result.truncated and result.status == Status.TASK_LIMIT and result.reward == 0.0,
                     f"at the turn limit: truncated {result.truncated}, status '{result.status}', reward {result.reward}; "
                     f"expected truncated, '{Status.TASK_LIMIT}', 0")
-        self.expect(result.info.get("turns") == self.env.max_turns, f"info['turns'] is {result.info.get('turns')}, not {self.env.max_turns}")
+        self.expect(result.info.get("turns") == self.env.max_turns,
+                    f"info['turns'] is {result.info.get('turns')}, not {self.env.max_turns}")
 
     def out_of_range(self) -> None:
         for index in (len(self.env.instances), -1):
@@ -284,7 +295,8 @@ class _Check:
         self.env.reset(0), self.other.reset(0)
         for turn in turns:
             by_message, by_text = self.answer(self.env, turn), self.answer(self.other, render_turn(turn))
-            if not self.expect(by_message == by_text, f"{render_turn(turn)!r} as text gives {by_text}, as message {by_message}"):
+            if not self.expect(by_message == by_text,
+                               f"{render_turn(turn)!r} as text gives {by_text}, as message {by_message}"):
                 break
 
     def side_by_side(self) -> None:
@@ -311,7 +323,8 @@ class _Check:
         for kind in sorted({item.kind for item in self.env.instances}):
             chars, turns = [[entry[column] for entry in self.played if entry[0] == kind] for column in (1, 2)]
             noisy = [won for other, won in self.noisy if other == kind]
-            rows.append({"kind": kind, "instances": sum(item.kind == kind for item in self.env.instances), "episodes": len(chars),
+            rows.append({"kind": kind, "instances": sum(item.kind == kind for item in self.env.instances),
+                         "episodes": len(chars),
                          "mean_chars": mean(chars) if chars else None, "max_chars": max(chars, default=None),
                          "mean_turns": mean(turns) if turns else None, "max_turns": max(turns, default=None),
                          "noisy_solved": mean(noisy) if noisy else None})
@@ -321,15 +334,18 @@ class _Check:
 def garbage_turns(tools: list[dict[str, Any]]) -> list[str | Message]:
     """Turns that no environment may reward or choke on: empty, broken, hostile, huge, and with values of the wrong type."""
     turns: list[Any] = ["", " \n", TALK, "<tool_call>", "<tool_call></tool_call>", "<tool_call>[]</tool_call>",
-                        "<tool_call>{}</tool_call>", '<tool_call>{"name": null}</tool_call>', "<tool_call>" + "{" * 5000 + "</tool_call>",
+                        "<tool_call>{}</tool_call>", '<tool_call>{"name": null}</tool_call>',
+                        "<tool_call>" + "{" * 5000 + "</tool_call>",
                         "\x00\ud800\uffff", "x" * 200_000, {"role": "assistant", "content": None},
                         {"role": "assistant", "content": ["text"], "tool_calls": None},
                         {"role": "assistant", "tool_calls": [None, 3, {}, {"function": None}]}]
-    values = ["", " ", "\x00", "../" * 50, "'\";--", "x" * 100_000, "\ud800", None, 987654, -1.5, True, [], {}, [[1]], {"a": {"b": 1}}]
+    values = ["", " ", "\x00", "../" * 50, "'\";--", "x" * 100_000, "\ud800", None, 987654, -1.5, True, [], {}, [[1]],
+              {"a": {"b": 1}}]
     for function in (tool["function"] for tool in tools):
         name, keys = function["name"], list(function["parameters"].get("properties", {}))
         turns += [assistant_call(name, **{key: value for key in keys}) for value in values]
-        turns += [f'<tool_call>{{"name": "{name}", "arguments": {text}}}</tool_call>' for text in ('"{}"', "[1]", '{"no_such_argument": 1}')]
+        turns += [f'<tool_call>{{"name": "{name}", "arguments": {text}}}</tool_call>' for text in ('"{}"', "[1]",
+                                                                                                   '{"no_such_argument": 1}')]
     return turns
 
 

@@ -228,7 +228,8 @@ def _fit(name: str, arguments: dict[str, Any], schema: dict[str, Any]) -> ToolCa
             return ToolCall(name, {}, f"{name}: missing argument {key!r}", arguments)
     for key, value in arguments.items():
         if key not in properties:
-            return ToolCall(name, {}, f"{name}: unknown argument {key!r}; the arguments are: {', '.join(properties)}", arguments)
+            return ToolCall(name, {}, f"{name}: unknown argument {key!r}; the arguments are: {', '.join(properties)}",
+                            arguments)
         if value is None:
             continue
         fitted[key], wanted = _convert(value, properties[key])

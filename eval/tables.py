@@ -135,10 +135,12 @@ def _quickstart(runs: Sequence[Any]) -> list[dict[str, Any]]:
 
 # ---- episodes to numbers ----------------------------------------------------------------------------------------------
 def scored(rows: pd.DataFrame) -> pd.DataFrame:
-    """The episodes that count: of the test split if there are any, without infrastructure faults."""
+    """The episodes that count: of the test split if there are any, without infrastructure faults. `eval_seed` is the seed of a
+    whole evaluation; validation, whose episodes have a seed each, has none."""
     if rows.empty:
         return rows
-    rows = rows[rows["split"] == "test"] if (rows["split"] == "test").any() else rows
+    tested = rows["split"] == "test"
+    rows = rows[tested].assign(eval_seed=rows["seed"]) if tested.any() else rows
     return rows[rows["status"] != "environment error"]
 
 
@@ -254,10 +256,12 @@ def notes(table: pd.DataFrame, runs: Sequence[Any]) -> list[str]:
                      f"The paper: {MAIN_BACKBONE} on AgentBench unless a row says otherwise.")
         if (ours["seeds"] == 1).any():
             lines.append("One seed: brackets are 95 % Wilson intervals over instances (AVG: bootstrap over instances within "
-                         "tasks); the spread between seeds is unknown.")
+                         "tasks).")
         if (ours["seeds"] > 1).any():
             lines.append("± is the sample standard deviation over seeds (ddof = 1), for AVG that of the per-seed averages; the "
                          "paper's AVG ± is the mean of its tasks' ±.")
+        if not (ours["unit"] == "training seeds").any():
+            lines.append("n = 1 training run per method: the spread between training seeds is unknown.")
         lines += [f"{model}, AVG by seed: {values}." for model, column, values in ours[["model", "column", "values"]].to_numpy()
                   if column == "AVG" and values]
         rows = rows_of(runs)

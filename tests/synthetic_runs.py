@@ -30,7 +30,7 @@ def synthetic_run(method="eppo", seed=0, steps=100, tasks=TASKS, noise=0.02, cli
         columns |= {f"task/{task}/hi": 1 + eps, f"pacer/{task}/z": z, f"pacer/{task}/eps": eps}
         played = rng.binomial(16, np.clip(skill * (0.3 + 0.9 * t / steps), 0, 1)) / 16
         columns[f"val/{task}/success"] = np.where((t % 10 == 0) | (t == 1), played, np.nan)
-    rows = [{"step": step, "split": "test", "task": task, "instance": f"{task}-{index}", "status": "completed",
+    rows = [{"step": step, "split": "test", "task": task, "instance": f"{task}-{index}", "status": "completed", "seed": 0,
              "success": bool(rng.random() < SKILL.get(task, 0.5) * (0.5 if step == 0 else 1.0)), "reward": 0.0}
             for step in (0, steps) for task in tasks for index in range(evaluated)]
     config = {"method": method, "seed": seed, "steps": steps, "tasks": list(tasks), "recipe": "micro", "algorithm": {},

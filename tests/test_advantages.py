@@ -123,10 +123,14 @@ def test_leave_one_out_and_mean_only_become_one():
 @pytest.mark.parametrize("values, mask, expected", [
     ([[3.0, 9.0]], [[1, 0]], [[0.0, 0.0]]),                     # one token: no std
     ([[3.0, 3.0]], [[1, 1]], [[0.0, 0.0]]),                     # all equal
+    ([[0.1] * 3], [[1, 1, 1]], [[0.0] * 3]),                    # all equal, with a mean that rounds to another number
     ([[3.0, 5.0]], [[0, 0]], [[0.0, 0.0]]),                     # no token
     ([[1.0, NAN, 3.0]], [[1, 0, 1]], [[-.7071063, 0.0, .7071063]])])
+@pytest.mark.filterwarnings("error")
 def test_degenerate_tasks(values, mask, expected):
-    close(normalise_per_task(values, mask, [0])[0], expected[0])
+    result_T = normalise_per_task(torch.tensor(values, dtype=torch.float64), mask, [0])[0]
+    close(result_T, expected[0])
+    assert [value == 0 for value in result_T.tolist()] == [value == 0 for value in expected[0]]
 
 
 @RUNS

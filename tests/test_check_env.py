@@ -19,7 +19,8 @@ class Boxes(Env):
 
     def _load(self):
         def draw(rng, index):
-            return ("red", "blue")[index % 2], {"red": rng.choice(WORDS), "blue": rng.choice(WORDS), "wanted": ("red", "blue")[index % 2]}
+            return ("red", "blue")[index % 2], {"red": rng.choice(WORDS), "blue": rng.choice(WORDS),
+                                                "wanted": ("red", "blue")[index % 2]}
         return generate("boxes", "micro", self.split, draw, count=6)
 
     def _start(self, instance, rng):
@@ -57,7 +58,8 @@ def test_an_episode_length_counts_prompt_turns_and_observations():
     env = Boxes()
     rows = check_env(Boxes, splits=("train",), sample=6)
     look, say = '<tool_call>\n{"name": "look", "arguments": {"box": "red"}}\n</tool_call>', '<tool_call>\n{"name": "say", "arguments": {"word": ""}}\n</tool_call>'
-    lengths = [len("Find the word.Box red?" + look + say) + 2 * len(item.data["red"]) for item in env.instances if item.kind == "red"]
+    lengths = [len("Find the word.Box red?" + look + say) + 2 * len(item.data["red"]) for item in env.instances
+               if item.kind == "red"]
     assert max(lengths) == next(row["max_chars"] for row in rows if row["kind"] == "red")
 
 

@@ -202,7 +202,7 @@ def test_nothing_leaks_through_the_mask(poison, how):
     total.backward()
     assert float(total.detach()) == pytest.approx(-math.exp(.1) + math.exp(.1) - 1.1)
     assert logp_BT.grad[0].tolist() == pytest.approx([-math.exp(.1) + 1 - math.exp(.1), 0, 0])
-    assert not any(mask[0, 1:].any() for mask in masks)
+    assert not any(mask[0, 1:].any() for mask in masks) and loss_BT[0, 1:].tolist() == kl_BT[0, 1:].tolist() == [0, 0]
     loose = torch.tensor([[.1, NAN, poison]], requires_grad=True)
     reduce_tokens(loose, mask_BT).backward()
     assert loose.grad[0].tolist() == [1, 0, 0]

@@ -144,8 +144,10 @@ def test_long_observations_keep_780_characters(small):
 
 @needs_sandbox
 @pytest.mark.parametrize("script, text", [
-    ("printf '\\xf0\\x28'", "\ufffd("), ("printf '\\033[1;31mred\\033[0m\\007'", "red"), ("printf 'a\\r\\nb\\n\\n'", "a\nb"), ("printf 'a\\0b'", "ab"),
-    ("echo one; echo two >&2", "one\ntwo"), ("sleep 9", "[stopped: out of time]"), ("echo x; sleep 9", "x\n[stopped: out of time]"),
+    ("printf '\\xf0\\x28'", "\ufffd("), ("printf '\\033[1;31mred\\033[0m\\007'", "red"), ("printf 'a\\r\\nb\\n\\n'", "a\nb"),
+    ("printf 'a\\0b'", "ab"),
+    ("echo one; echo two >&2", "one\ntwo"), ("sleep 9", "[stopped: out of time]"),
+    ("echo x; sleep 9", "x\n[stopped: out of time]"),
     ("cd /tmp", "(no output)"), ("nosuch", "bash: line 1: nosuch: command not found")])
 def test_observation_texts(micro, monkeypatch, script, text):
     monkeypatch.setitem(LIMITS, "micro", sandbox.Limits(wall_s=0.5))
@@ -211,7 +213,8 @@ def test_an_endless_loop_meets_the_limit_after_exactly_that_many_commands(small)
 def test_micro_states_are_checked_not_believed(micro, kind):
     index = index_of(micro, kind)
     data = micro.instances[index].data
-    for script in ("true", f"rm -r {data['init'].split()[1].rstrip(';')}", f"{data['steps'][1]}; touch {data['init'].split()[1].rstrip(';')}/extra",
+    for script in ("true", f"rm -r {data['init'].split()[1].rstrip(';')}",
+                   f"{data['steps'][1]}; touch {data['init'].split()[1].rstrip(';')}/extra",
                    "mkdir -p /usr/local/bin; for t in ls cat sort tr; do printf '#!/bin/sh\\n' > /usr/local/bin/$t; chmod +x /usr/local/bin/$t; done"):
         micro.reset(index)
         micro.step(bash(script))
@@ -220,8 +223,10 @@ def test_micro_states_are_checked_not_believed(micro, kind):
 
 @needs_sandbox
 @pytest.mark.parametrize("kind, spoil", [
-    ("make_private", "find /root /home /opt /var /tmp -name '*.conf' -exec chmod 644 {} +"), ("make_private", "chmod -R 600 /root /home /opt /var /tmp"),
-    ("collect", "find /root /home /opt /var /tmp -name '*.tmp' -delete"), ("replace_setting", "rm -rf /root/* /home/* /opt/* /var/* /tmp/*"),
+    ("make_private", "find /root /home /opt /var /tmp -name '*.conf' -exec chmod 644 {} +"),
+    ("make_private", "chmod -R 600 /root /home /opt /var /tmp"),
+    ("collect", "find /root /home /opt /var /tmp -name '*.tmp' -delete"),
+    ("replace_setting", "rm -rf /root/* /home/* /opt/* /var/* /tmp/*"),
     ("replace_setting", "find /root /home /opt /var /tmp -name '*.conf' -exec sed -i '$d' {} +")])
 def test_small_states_are_checked_not_believed(small, kind, spoil):
     index = index_of(small, kind)
@@ -254,14 +259,19 @@ def test_where_no_sandbox_is_possible_the_environment_refuses_with_the_reason(mo
 # ---- checkers ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind, given, expected, strict, public", [
     ("size", "10KB", "10240", True, False), ("size", "1M", "1048576", True, True), ("size", "10K", "10240", True, True),
-    ("size", "1.5 KiB", "1536", True, False), ("size", "2048", "2K", True, True), ("size", "12B", "12", True, True), ("size", "12 bytes", "12", True, False),
+    ("size", "1.5 KiB", "1536", True, False), ("size", "2048", "2K", True, True), ("size", "12B", "12", True, True),
+    ("size", "12 bytes", "12", True, False),
     ("size", "12X", "12", False, False), ("size", "K", "1024", False, False), ("size", "1MB", "1M", True, False),
     ("integer", " 42\n", "42", True, True), ("integer", "42 files", "42", False, False), ("integer", "042", "42", True, True),
-    ("integer", "4_2", "42", False, True), ("integer", "42.0", "42", False, False), ("integer", "-3", "-3", True, True), ("integer", "", "0", False, False),
+    ("integer", "4_2", "42", False, True), ("integer", "42.0", "42", False, False), ("integer", "-3", "-3", True, True),
+    ("integer", "", "0", False, False),
     ("integer", "\u0664\u0662", "42", False, True), ("integer", "9" * 5000, "42", False, False),
-    ("string", "a\r\nb\r\n", "a\nb", True, True), ("string", " plum ", "plum", True, True), ("string", "Plum", "plum", False, False),
-    ("string", "", "plum", False, False), ("containing", "it is plum", "plum", True, True), ("containing", "it", "plum", False, False),
-    ("containing", "it", "", False, True), ("in", "plum", "plum kiwi", True, True), ("in", "", "plum", False, True), ("in", "fig", "plum", False, False),
+    ("string", "a\r\nb\r\n", "a\nb", True, True), ("string", " plum ", "plum", True, True), ("string", "Plum", "plum", False,
+                                                                                             False),
+    ("string", "", "plum", False, False), ("containing", "it is plum", "plum", True, True), ("containing", "it", "plum", False,
+                                                                                             False),
+    ("containing", "it", "", False, True), ("in", "plum", "plum kiwi", True, True), ("in", "", "plum", False, True),
+    ("in", "fig", "plum", False, False),
     ("regex", "abc 12", r"\d+$", True, True), ("regex", "abc", r"\d+$", False, False)])
 def test_checkers(kind, given, expected, strict, public):
     assert checkers.matches(kind, given, expected) is strict
@@ -290,7 +300,8 @@ def play(env, index, rng=None):
 def test_episodes_in_many_threads_do_not_disturb_each_other():
     environments = [OSEnv(size="micro") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda pair: play(*pair), [(env, 5 * number + turn) for turn in range(3) for number, env in enumerate(environments)][:8]))
+        results = list(pool.map(lambda pair: play(*pair), [(env, 5 * number + turn) for turn in range(3) for number,
+                                                           env in enumerate(environments)][:8]))
     for env in environments:
         env.close()
     assert [result.reward for result in results] == [1.0] * 8

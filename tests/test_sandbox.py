@@ -21,7 +21,8 @@ from envs.os_env.sandbox import Limits, Sandbox, probe
 OK, REASON = probe()
 pytestmark = pytest.mark.skipif(not OK, reason=f"no sandbox here: {REASON}")
 ROOT = Path(__file__).resolve().parents[1]
-TIGHT = Limits(wall_s=1.5, cpu_s=1, processes=24, memory_bytes=128 << 20, disk_bytes=2 << 20, file_bytes=1 << 20, output_bytes=1 << 16)
+TIGHT = Limits(wall_s=1.5, cpu_s=1, processes=24, memory_bytes=128 << 20, disk_bytes=2 << 20, file_bytes=1 << 20,
+               output_bytes=1 << 16)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,10 @@ def fresh():
     ("cat /root/box/kiwi", "plum\n", 0), ("pwd; id -u; id -un; hostname", "/root\n0\nroot\nagent\n", 0), ("exit 7", "", 7),
     ("echo out; echo err >&2", "out\nerr\n", 0), ("echo a\necho b\nif true; then\n  echo c\nfi", "a\nb\nc\n", 0),
     ("cat <<END\nx $((1 + 2))\nEND", "x 3\n", 0), ("read line; echo \"got '$line'\"; cat; wc -c", "got ''\n0\n", 0),
-    ("nosuch", "bash: line 1: nosuch: command not found\n", 127), ("printf '\\xf0\\x28'", "\ufffd(", 0), ("printf 'a\\0b'", "a\0b", 0),
-    ("kill -9 $$", "", 137), ("echo a\0b", "ab\n", 0), ("seq 3 | sort -r | head -1", "3\n", 0), ("", "", 0), ("# nothing", "", 0),
+    ("nosuch", "bash: line 1: nosuch: command not found\n", 127), ("printf '\\xf0\\x28'", "\ufffd(", 0),
+    ("printf 'a\\0b'", "a\0b", 0),
+    ("kill -9 $$", "", 137), ("echo a\0b", "ab\n", 0), ("seq 3 | sort -r | head -1", "3\n", 0), ("", "", 0),
+    ("# nothing", "", 0),
     ("umask; ulimit -c", "0022\n0\n", 0)])
 def test_scripts(box, script, text, code):
     output = box.run(script)
@@ -91,7 +94,8 @@ def test_a_script_beyond_the_limit_is_refused_and_one_at_it_runs(box):
 
 # ---- limits -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("script, why, most_s", [
-    ("yes", "output", 1.4), ("sleep 1000", "timeout", 2.5), ("trap '' TERM INT HUP; while :; do sleep 0.1; done", "timeout", 2.5),
+    ("yes", "output", 1.4), ("sleep 1000", "timeout", 2.5), ("trap '' TERM INT HUP; while :; do sleep 0.1; done", "timeout",
+                                                             2.5),
     ("trap '' TERM INT HUP XCPU; while :; do :; done", "exit", 2.5), ("x=a; while :; do x=$x$x; done", "memory", 2.5),
     ("for i in 1 2 3 4; do head -c 60m /dev/zero | tail -c 50m | sleep 5 & done; wait", "memory", 2.0)])
 def test_runaway_commands_are_ended_and_the_sandbox_goes_on(fresh, script, why, most_s):
@@ -174,7 +178,8 @@ ESCAPES = {
     "end the sandbox's first process": ("kill -9 1; kill -9 1; echo still", "still"),
     "end every process": ("kill -9 -1; echo still", "still"),
     "see processes of the host": ("ls -d /proc/[0-9]* | wc -l | sed 's/^[0-9]$/few/'", "few"),
-    "find a setuid program": ("find / -xdev -perm -4000 2>/dev/null | head -1; grep NoNewPrivs /proc/self/status", "NoNewPrivs:\t1"),
+    "find a setuid program": ("find / -xdev -perm -4000 2>/dev/null | head -1; grep NoNewPrivs /proc/self/status",
+                              "NoNewPrivs:\t1"),
     "have capabilities": ("grep -E 'Cap(Prm|Eff|Bnd|Amb|Inh)' /proc/self/status | cut -f 2 | sort -u", "0000000000000000"),
     "use a terminal of the host": ("tty; ls /dev/tty0 /dev/pts/0; : > /dev/tty", "not a tty"),
     "see control groups": ("ls -A /sys /sys/fs/cgroup", "cannot access"),
@@ -198,7 +203,8 @@ def test_leaving_through_root_descriptor_shows_nothing_but_the_null_device(box):
 def test_the_environment_holds_nothing_of_the_host(box, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     names = {line.split("=")[0] for line in box.run("env").text.splitlines()}
-    assert names == {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD", "SHLVL", "OLDPWD", "_"} - ({"OLDPWD"} - names)
+    assert names == {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD", "SHLVL", "OLDPWD",
+                     "_"} - ({"OLDPWD"} - names)
     assert "SECRET_TOKEN" not in box.run("cat /proc/*/environ").text
 
 
@@ -214,7 +220,8 @@ def test_two_sandboxes_share_nothing(fresh):
     "export PATH=/tmp:$PATH; printf '#!/bin/sh\\necho right\\n' > /tmp/cat; chmod +x /tmp/cat",
     "echo 'cat() { echo right; }' | tee /root/.bashrc /root/.profile /etc/profile /etc/bash.bashrc > /root/.bash_profile",
     "export BASH_ENV=/tmp/env; echo 'cat() { echo right; }' > /tmp/env", "cat() { echo right; }; export -f cat",
-    "alias cat='echo right'", "export LD_PRELOAD=/tmp/x.so LD_LIBRARY_PATH=/tmp", "enable -n test; set -o posix; export POSIXLY_CORRECT=1",
+    "alias cat='echo right'", "export LD_PRELOAD=/tmp/x.so LD_LIBRARY_PATH=/tmp",
+    "enable -n test; set -o posix; export POSIXLY_CORRECT=1",
     "(while :; do echo right > /root/flip 2>/dev/null; mv /root/flip /root/word; done) >/dev/null 2>&1 &"])
 def test_a_check_is_not_hijacked(fresh, trick):
     fresh.run("echo wrong > /root/word")
@@ -371,8 +378,10 @@ def test_it_works_as_an_ordinary_user(tmp_path):
     """The same as user 65534, when the tests run as root; as any other user every test here is this test."""
     if os.geteuid() != 0:
         pytest.skip("not root: every other test runs as an ordinary user")
-    python = next((path for path in ("/usr/bin/python3.11", "/usr/bin/python3.12", "/usr/bin/python3.13", "/usr/bin/python3") if Path(path).exists()), None)
-    if not python or not shutil.which("setpriv") or subprocess.run([python, "-c", "from enum import StrEnum"], capture_output=True).returncode:
+    python = next((path for path in ("/usr/bin/python3.11", "/usr/bin/python3.12", "/usr/bin/python3.13", "/usr/bin/python3")
+                   if Path(path).exists()), None)
+    if not python or not shutil.which("setpriv") or subprocess.run([python, "-c", "from enum import StrEnum"],
+                                                                   capture_output=True).returncode:
         pytest.skip("no setpriv, or no python 3.11 that another user can run")
     world = tmp_path / "world"
     shutil.copytree(ROOT / "envs", world / "envs", ignore=shutil.ignore_patterns("__pycache__"))
@@ -389,7 +398,8 @@ def test_it_works_as_an_ordinary_user(tmp_path):
             print(box.run("cat /root/note; id -u; touch /usr/bin/x; cat /etc/shadow; unshare -U true; cd /tmp").text)
             print(box.run("pwd; sleep 30").why, box.check("true", alone=True).code)
     """)
-    result = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-c", code], capture_output=True, text=True,
+    result = subprocess.run(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-c", code],
+                            capture_output=True, text=True,
                             cwd=world, env={"PATH": "/usr/bin:/bin"})
     assert result.stderr == ""
     assert result.stdout.splitlines()[:2] == ["kept", "0"]

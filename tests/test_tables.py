@@ -89,12 +89,13 @@ def test_seeds_give_mean_and_sample_deviation():
     assert cell(table, "Warm start", "OS")["seeds"] == 1    # all runs share it
 
 
-def test_evaluation_seeds_count_where_training_has_one_seed():
+def test_evaluation_seeds_count_where_training_has_one_seed(tmp_path):
     run = synthetic_run("eppo")
-    run.eval = pd.concat([run.eval.assign(eval_seed=seed, success=[(i + seed) % 2 == 0 for i in range(len(run.eval))])
+    run.eval = pd.concat([run.eval.assign(seed=seed, success=[(i + seed) % 2 == 0 for i in range(len(run.eval))])
                           for seed in range(4)])
-    db = cell(render("quickstart", [run], out=None), "EPPO", "DB")
+    db = cell(render("quickstart", [run], out=tmp_path), "EPPO", "DB")
     assert (db["seeds"], db["unit"], db["n"]) == (4, "evaluation seeds", 40)
+    assert "the spread between training seeds is unknown" in printed(tmp_path / "table_quickstart.md")
 
 
 def test_a_missing_task_leaves_no_average(two, tmp_path):
@@ -116,7 +117,7 @@ def test_faults_are_left_out_and_counted(tmp_path):
 
 def test_validation_rows_are_no_test_rows(tmp_path):
     run = synthetic_run("eppo")
-    dev = run.eval.assign(split="dev", success=True)
+    dev = run.eval.assign(split="dev", success=True, seed=range(len(run.eval)))
     with_dev = synthetic_run("eppo")
     with_dev.eval = pd.concat([dev, run.eval])
     pd.testing.assert_frame_equal(render("quickstart", [run], out=None), render("quickstart", [with_dev], out=None))
@@ -158,8 +159,8 @@ def test_bold_needs_the_interval(tmp_path):
 def test_one_seed_is_said_plainly(two, tmp_path):
     render("quickstart", two, out=tmp_path)
     text = printed(tmp_path / "table_quickstart.md")
-    assert "1 seed, 40 instances" in text and "the spread between seeds is unknown" in text and "nan" not in text.lower()
-    assert "rules strict, model micro" in text and "± n/a" not in text
+    assert "1 seed, 40 instances" in text and "the spread between training seeds is unknown" in text
+    assert "rules strict, model micro" in text and "± n/a" not in text and "nan" not in text.lower()
 
 
 def test_idle_clips_are_reported_under_the_table(tmp_path):

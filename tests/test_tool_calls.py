@@ -11,7 +11,8 @@ from envs.base import assistant_call, function_tool
 from envs.tool_calls import ToolCall, parse_turn, render_turn
 
 TOOLS = [function_tool("bash", "Run.", cmd="script"), function_tool("execute_sql", "Query.", query="SQL"),
-         function_tool("count", "Count.", number={"type": "integer"}), function_tool("switch", "Switch.", on={"type": "boolean"}),
+         function_tool("count", "Count.", number={"type": "integer"}), function_tool("switch", "Switch.",
+                                                                                     on={"type": "boolean"}),
          function_tool("weigh", "Weigh.", mass={"type": "number"}),
          function_tool("commit", "Answer.", answers={"type": "array", "items": {"type": "string"}})]
 CLEAN = '{"name": "bash", "arguments": {"cmd": "ls"}}'
@@ -49,14 +50,16 @@ def test_repaired_forms_give_the_clean_call(body):
     ('{"name": "bash", "arguments": {"cmd": "a,}b,]"},}', "a,}b,]"),
     ('{"name": "bash", "arguments": {"cmd": "True, None", }}', "True, None"),
     ("{'name': 'bash', 'arguments': {'cmd': True}}", "true"),
-    ('{"name": "bash", "arguments": {"cmd": "echo </tool_call> <tool_call> <think>"}}', "echo </tool_call> <tool_call> <think>")])
+    ('{"name": "bash", "arguments": {"cmd": "echo </tool_call> <tool_call> <think>"}}',
+     "echo </tool_call> <tool_call> <think>")])
 def test_strings_survive_repair(body, cmd):
     assert good(tagged(body)) == ("bash", {"cmd": cmd})
 
 
 def test_two_objects_in_one_tag_are_two_calls_in_order():
     calls = parse_turn(tagged(CLEAN + '\n{"name": "count", "arguments": {"number": 2}}'), TOOLS).calls
-    assert calls == [ToolCall("bash", {"cmd": "ls"}, None, {"cmd": "ls"}), ToolCall("count", {"number": 2}, None, {"number": 2})]
+    assert calls == [ToolCall("bash", {"cmd": "ls"}, None, {"cmd": "ls"}), ToolCall("count", {"number": 2}, None,
+                                                                                    {"number": 2})]
 
 
 def test_two_tags_are_two_calls_and_the_text_around_them_is_content():
@@ -102,9 +105,12 @@ def test_errors_say_what_is_wrong(body, error):
 
 @pytest.mark.parametrize("tool, key, value, expected", [
     ("count", "number", "5", 5), ("count", "number", 5.0, 5), ("count", "number", "5.0", 5), ("count", "number", -3, -3),
-    ("count", "number", "12345678901234567891", 12345678901234567891), ("switch", "on", "True", True), ("switch", "on", False, False),
-    ("weigh", "mass", "2.5", 2.5), ("weigh", "mass", 2, 2), ("bash", "cmd", "02134", "02134"), ("bash", "cmd", "1e5", "1e5"), ("bash", "cmd", 7, "7"),
-    ("bash", "cmd", True, "true"), ("bash", "cmd", "", ""), ("commit", "answers", ["a", 2], ["a", "2"]), ("commit", "answers", '["a"]', ["a"]),
+    ("count", "number", "12345678901234567891", 12345678901234567891), ("switch", "on", "True", True),
+    ("switch", "on", False, False),
+    ("weigh", "mass", "2.5", 2.5), ("weigh", "mass", 2, 2), ("bash", "cmd", "02134", "02134"), ("bash", "cmd", "1e5", "1e5"),
+    ("bash", "cmd", 7, "7"),
+    ("bash", "cmd", True, "true"), ("bash", "cmd", "", ""), ("commit", "answers", ["a", 2], ["a", "2"]),
+    ("commit", "answers", '["a"]', ["a"]),
     ("commit", "answers", [], [])])
 def test_values_follow_the_schema(tool, key, value, expected):
     name, arguments = good(tagged(json.dumps({"name": tool, "arguments": {key: value}})))
@@ -144,7 +150,8 @@ def test_a_message_dict_reads_like_its_text():
     assert parse_turn({"role": "assistant", "content": tagged(CLEAN)}, TOOLS).calls == []
 
 
-@pytest.mark.parametrize("calls", [3, "x", {"a": 1}, [None], [3], [{}], [{"function": None}], [{"function": {"name": ["bash"], "arguments": {}}}],
+@pytest.mark.parametrize("calls", [3, "x", {"a": 1}, [None], [3], [{}], [{"function": None}],
+                                   [{"function": {"name": ["bash"], "arguments": {}}}],
                                    [[CLEAN]], [{"function": {"name": "bash", "arguments": {"cmd": {"a": 1}}}}]])
 def test_strange_messages_are_errors_or_no_call(calls):
     parsed = parse_turn({"role": "assistant", "content": 5, "tool_calls": calls}, TOOLS)
@@ -160,16 +167,19 @@ def test_string_and_dict_arguments_render_to_the_same_text_with_one_encoding():
     assert render_turn(by_dict) == '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT \\"a\\" FROM t"}}\n</tool_call>'
 
 
-PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[", "]", '"', "'", "\\", ",", ":", "\n", " ", "```json",
+PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[", "]", '"', "'", "\\", ",", ":",
+                          "\n", " ", "```json",
                           '{"name": "bash"', '"arguments": ', '"cmd"', "null", "1e999", "a"])
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(PIECES | st.characters(exclude_categories=["Cs"]), max_size=12).map("".join), min_size=1, max_size=3))
 def test_what_is_rendered_reads_back_as_the_same_calls(texts):
-    message = {"role": "assistant", "content": "", "tool_calls": [assistant_call("bash", cmd=text)["tool_calls"][0] for text in texts]}
+    message = {"role": "assistant", "content": "", "tool_calls": [assistant_call("bash", cmd=text)["tool_calls"][0]
+                                                                  for text in texts]}
     parsed = parse_turn(render_turn(message), TOOLS)
-    assert [(call.name, call.arguments, call.error) for call in parsed.calls] == [("bash", {"cmd": text}, None) for text in texts]
+    assert [(call.name, call.arguments, call.error) for call in parsed.calls] == [("bash", {"cmd": text}, None)
+                                                                                  for text in texts]
 
 
 @settings(max_examples=300, deadline=None)
@@ -180,9 +190,11 @@ def test_no_text_raises_and_what_comes_out_can_be_encoded(text):
     parsed.content.encode()
 
 
-@pytest.mark.parametrize("text", ["<tool_call>" + "{" * 90_000, "<tool_call>{'" * 9_000, "<think>" * 15_000, "<tool_call>" * 9_000, tagged(CLEAN) * 3_000,
+@pytest.mark.parametrize("text", ["<tool_call>" + "{" * 90_000, "<tool_call>{'" * 9_000, "<think>" * 15_000,
+                                  "<tool_call>" * 9_000, tagged(CLEAN) * 3_000,
                                   tagged('{"name": "bash", "arguments": {"cmd": ' + "[" * 40_000 + "]" * 40_000 + "}}"),
-                                  tagged('{"name": "count", "arguments": {"number": ' + "9" * 50_000 + "}}"), "<tool_call>" + '"' * 90_000 + "'" * 9_000])
+                                  tagged('{"name": "count", "arguments": {"number": ' + "9" * 50_000 + "}}"),
+                                  "<tool_call>" + '"' * 90_000 + "'" * 9_000])
 def test_huge_and_deep_text_is_read_in_bounded_time(text):
     begin = time.process_time()
     parsed = parse_turn(text, TOOLS)

@@ -79,6 +79,31 @@ class ParityEnv(LookupEnv):
         return assistant_call("answer", value=rng.choice(["odd", "even"]))
 
 
+class CoinEnv(LookupEnv):
+    """Two turns of any text; rewarded where the second one's length is even: an untrained policy wins half the time."""
+
+    task = "toy_coin"
+    sides, turns_played = 2, 2
+
+    def _start(self, instance, rng):
+        self.heard = []
+        return super()._start(instance, rng)
+
+    def _no_call(self, parsed):
+        self.heard.append(parsed.content)
+        if len(self.heard) == self.turns_played:
+            self._finish(Status.COMPLETED, float(len(parsed.content) % self.sides == 0))
+        return {"role": "user", "content": f"number {len(parsed.content)}"}
+
+
+class DiceEnv(CoinEnv):
+    """One turn; rewarded where its length is a multiple of three."""
+
+    task = "toy_dice"
+    sides, turns_played = 3, 1
+
+
 TOY_TASKS = ("toy_lookup", "toy_parity")
-for _cls in (LookupEnv, ParityEnv):
+GAMBLES = ("toy_coin", "toy_dice")                          # for training from an untrained model
+for _cls in (LookupEnv, ParityEnv, CoinEnv, DiceEnv):
     envs.register(_cls.task, _cls)

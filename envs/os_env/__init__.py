@@ -33,7 +33,8 @@ Scripts must not wait for input.
 Always call a tool; an answer written as plain text does not count."""
 LEAD_IN = "Here is a new problem, in a fresh operating system.\n\n"
 CUTS = {"micro": (120, 100, " [cut]"), None: (800, 780, "\n[truncated because the output is too long]")}
-LIMITS = {"micro": Limits(wall_s=3.0, cpu_s=3, processes=32, address_bytes=256 << 20, memory_bytes=128 << 20, file_bytes=4 << 20,
+LIMITS = {"micro": Limits(wall_s=3.0, cpu_s=3, processes=32, address_bytes=256 << 20, memory_bytes=128 << 20,
+                          file_bytes=4 << 20,
                           disk_bytes=4 << 20, output_bytes=1 << 18), None: Limits()}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -159,7 +160,8 @@ class OSEnv(Env):
             return assistant_call("answer_action", answer=rng.choice(NAMES + WORDS))
         looks = [script for script in data["steps"] if not script.startswith(("rm", "mv", "chmod", "echo", "mkdir", "sed"))]
         path = next(iter(re.findall(r"/[\w/.-]+", data["question"])), "/root")
-        choices = [f"ls {path}", f"cat {path}/{rng.choice(NAMES)}", f"grep -l {rng.choice(WORDS)} {path}/*", *self._scripts[-1:], *looks[:1]]
+        choices = [f"ls {path}", f"cat {path}/{rng.choice(NAMES)}", f"grep -l {rng.choice(WORDS)} {path}/*",
+                   *self._scripts[-1:], *looks[:1]]
         safe = [script for script in choices if script in looks or script not in data["steps"]]
         return assistant_call("bash_action", script=rng.choice(safe))
 
@@ -171,7 +173,9 @@ class OSEnv(Env):
 
 
 def _ending(data: dict[str, Any]) -> Message:
-    return assistant_call("answer_action", answer=data["answer"]["value"]) if "answer" in data else assistant_call("finish_action", thought="done")
+    return assistant_call("answer_action",
+                          answer=data["answer"]["value"]) if "answer" in data else assistant_call("finish_action",
+                                                                                                  thought="done")
 
 
 def _undecodable(data: bytes) -> bool:

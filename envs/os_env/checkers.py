@@ -24,7 +24,8 @@ from envs.base import EnvFault, check_name
 
 _UNITS = {unit: 1024 ** power for power, unit in enumerate("KMGT", start=1)}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?(?:YTES?)?")
-_PUBLIC_UNITS = [("B", 1), ("K", 1 << 10), ("KB", 1 << 10), ("M", 1 << 20), ("MB", 1 << 20), ("G", 1 << 30), ("GB", 1 << 30), ("T", 1 << 40),
+_PUBLIC_UNITS = [("B", 1), ("K", 1 << 10), ("KB", 1 << 10), ("M", 1 << 20), ("MB", 1 << 20), ("G", 1 << 30), ("GB", 1 << 30),
+                 ("T", 1 << 40),
                  ("TB", 1 << 40)]
 
 

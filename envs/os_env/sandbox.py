@@ -40,7 +40,8 @@ MAX_STATE_BYTES = 32_000                                     # working directory
 KEPT_PIPES = 8
 UNPRIVILEGED = 65534
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", "LANG": "C.UTF-8", "TERM": "dumb"}
+ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", "LANG": "C.UTF-8",
+               "TERM": "dumb"}
 CHECK_ENVIRONMENT = ENVIRONMENT | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 WRITABLE = ("/root", "/home", "/var", "/opt", "/srv", "/run", "/usr/local", "/etc")
 FILES = {"/etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -124,9 +125,11 @@ class Sandbox:
                alone: bool = False) -> tuple[Output, bytes]:
         limits = self.limits
         wall_s = limits.wall_s if wall_s is None else wall_s
-        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "wall_s": wall_s, "alone": alone,
+        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "wall_s": wall_s,
+                   "alone": alone,
                    "memory_bytes": limits.memory_bytes,
-                   "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes, "RLIMIT_FSIZE": limits.file_bytes,
+                   "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes,
+                              "RLIMIT_FSIZE": limits.file_bytes,
                               "RLIMIT_CPU": limits.cpu_s, "RLIMIT_NOFILE": limits.open_files, "RLIMIT_CORE": 0}}
         output, output_end = os.pipe2(os.O_CLOEXEC)
         state, state_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # an environment larger than a pipe is lost, not waited for
@@ -221,7 +224,8 @@ def find_bwrap() -> Path:
 def bwrap_arguments(bwrap: str, init: str, limits: Limits) -> list[str]:
     """The command line of one sandbox; descriptors 3 to 7 are set by the server. Mounts happen in the order written."""
     size = ["--size", str(limits.disk_bytes)]
-    arguments = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+    arguments = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+                 "--unshare-cgroup-try",
                  "--uid", "0", "--gid", "0", "--hostname", "agent", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
                  "--clearenv", "--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
@@ -231,7 +235,8 @@ def bwrap_arguments(bwrap: str, init: str, limits: Limits) -> list[str]:
             arguments += ["--ro-bind", name, name]
     for name in WRITABLE:
         arguments += [*size, "--tmpfs", name]
-    arguments += [*size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", "/mnt", "--dir", "/media", "--dir", "/var/log", "--dir", "/var/tmp",
+    arguments += [*size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", "/mnt", "--dir", "/media", "--dir", "/var/log", "--dir",
+                  "/var/tmp",
                   "--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev",
                   *size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):
@@ -268,7 +273,8 @@ class _Server:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen([sys.executable, "-I", "-S", str(Path(__file__).with_name("spawner.py"))], stdin=theirs,
+            self.process = subprocess.Popen([sys.executable, "-I", "-S", str(Path(__file__).with_name("spawner.py"))],
+                                            stdin=theirs,
                                             stdout=subprocess.DEVNULL, env={}, cwd="/", start_new_session=True)
         self._control.send(marshal.dumps({"uid": UNPRIVILEGED if os.geteuid() == 0 else None, "scratch": scratch}))
         self._control.send(seccomp.program())
@@ -292,7 +298,9 @@ class _Server:
         log, log_end = os.pipe2(os.O_CLOEXEC)
         try:
             argv = bwrap_arguments(self.bwrap, init, limits)
-            self._send({"op": "start", "argv": argv, "files": {fd: text.encode() for fd, text in enumerate(FILES.values(), start=6)}}, [log_end])
+            self._send({"op": "start", "argv": argv, "files": {fd: text.encode() for fd, text in enumerate(FILES.values(),
+                                                                                                           start=6)}},
+                       [log_end])
         finally:
             os.close(log_end)
         pidfd, said, deadline = None, b"", time.monotonic() + START_S

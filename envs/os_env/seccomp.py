@@ -15,19 +15,27 @@ import struct
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}       # AUDIT_ARCH_*
 # name: (x86_64, aarch64); None where the architecture has no such call
 DENIED = {
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "chroot": (161, 51),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
-    "fspick": (433, 433), "mount_setattr": (442, 442), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "fspick": (433, 433), "mount_setattr": (442, 442), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "add_key": (248, 217),
-    "request_key": (249, 218), "keyctl": (250, 219), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
+    "request_key": (249, 218), "keyctl": (250, 219), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
-    "syslog": (103, 116), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
-    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142),
+    "syslog": (103, 116), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "swapon": (167, 224), "swapoff": (168, 225),
+    "reboot": (169, 142),
     "acct": (163, 89), "quotactl": (179, 60), "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None), "fanotify_init": (300, 262),
+    "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None),
+    "fanotify_init": (300, 262),
     "lookup_dcookie": (212, 18), "nfsservctl": (180, 42), "vhangup": (153, 58), "personality": (135, 92), "mbind": (237, 235),
-    "set_mempolicy": (238, 237), "migrate_pages": (256, 238), "move_pages": (279, 239), "sethostname": (170, 161), "setdomainname": (171, 162)}
+    "set_mempolicy": (238, 237), "migrate_pages": (256, 238), "move_pages": (279, 239), "sethostname": (170, 161),
+    "setdomainname": (171, 162)}
 CLONE, CLONE3, SOCKET, SOCKETPAIR, IOCTL = (56, 220), (435, 435), (41, 198), (53, 199), (16, 29)
 NEW_NAMESPACES = 0x7E020080                                  # CLONE_NEWNS|CGROUP|UTS|IPC|USER|PID|NET and CLONE_NEWTIME
 FAMILIES = (1, 2, 10)                                        # unix, inet, inet6
@@ -52,7 +60,8 @@ def program(machine: str | None = None) -> bytes:
     if machine not in ARCHES:
         raise OSError(f"no system-call table for {machine}; known: {', '.join(ARCHES)}")
     column = list(ARCHES).index(machine)
-    code: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, ARCHES[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NR)]
+    code: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, ARCHES[machine]), (_RETURN, 0, 0, _KILL),
+                                             (_LOAD, 0, 0, _NR)]
     if machine == "x86_64":                                  # the x32 numbers would go past the table
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]
     for numbers in DENIED.values():
@@ -60,12 +69,14 @@ def program(machine: str | None = None) -> bytes:
             code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _errno(errno.EPERM))]
     # libc falls back to clone when clone3, whose flags lie in memory that a filter cannot read, does not exist
     code += [(_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, _errno(errno.ENOSYS))]
-    code += [(_EQUAL, 0, 3, CLONE[column]), (_LOAD, 0, 0, _ARG0), (_ANY_BIT, 0, 1, NEW_NAMESPACES), (_RETURN, 0, 0, _errno(errno.EPERM)),
+    code += [(_EQUAL, 0, 3, CLONE[column]), (_LOAD, 0, 0, _ARG0), (_ANY_BIT, 0, 1, NEW_NAMESPACES),
+             (_RETURN, 0, 0, _errno(errno.EPERM)),
              (_LOAD, 0, 0, _NR)]
     for call in (SOCKET, SOCKETPAIR):
         code += [(_EQUAL, 0, 2 + len(FAMILIES), call[column]), (_LOAD, 0, 0, _ARG0)]
         code += [(_EQUAL, len(FAMILIES) - at, 0, family) for at, family in enumerate(FAMILIES)]
         code += [(_RETURN, 0, 0, _errno(errno.EAFNOSUPPORT)), (_LOAD, 0, 0, _NR)]
-    code += [(_EQUAL, 0, 4, IOCTL[column]), (_LOAD, 0, 0, _ARG1), (_EQUAL, 1, 0, TERMINAL_INPUT[0]), (_EQUAL, 0, 1, TERMINAL_INPUT[1]),
+    code += [(_EQUAL, 0, 4, IOCTL[column]), (_LOAD, 0, 0, _ARG1), (_EQUAL, 1, 0, TERMINAL_INPUT[0]),
+             (_EQUAL, 0, 1, TERMINAL_INPUT[1]),
              (_RETURN, 0, 0, _errno(errno.EPERM)), (_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)

@@ -8,7 +8,8 @@ from typing import Any
 
 from envs.os_env.tasks import DIRS, NAMES, WORDS, pick, problem
 
-USERS = ("alice", "bruno", "carla", "dmitri", "elena", "farid", "greta", "hiro", "ines", "jonas", "karin", "luis", "mei", "nadia", "oscar", "petra")
+USERS = ("alice", "bruno", "carla", "dmitri", "elena", "farid", "greta", "hiro", "ines", "jonas", "karin", "luis", "mei",
+         "nadia", "oscar", "petra")
 PLACES = ("/root/{}", "/home/{}", "/opt/{}", "/var/{}", "/tmp/{}", "/var/lib/{}", "/home/shared/{}", "/opt/data/{}")
 ENDINGS = ("txt", "csv", "log", "md", "conf", "json")
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
@@ -23,7 +24,8 @@ class Tree:
         self.root = rng.choice(PLACES).format(rng.choice(DIRS))
         first = pick(rng, DIRS, rng.randint(2, 4))
         self.folders = [self.root] + [f"{self.root}/{name}" for name in first]
-        self.folders += [f"{rng.choice(self.folders[1:])}/{name}" for name in pick(rng, [d for d in DIRS if d not in first], rng.randint(2, 4))]
+        self.folders += [f"{rng.choice(self.folders[1:])}/{name}" for name in pick(rng, [d for d in DIRS if d not in first],
+                                                                                   rng.randint(2, 4))]
         self.files: dict[str, str] = {}
 
     def fill(self, count: int, endings: tuple[str, ...] = ENDINGS) -> list[str]:
@@ -65,12 +67,14 @@ def setting(rng: random.Random) -> dict[str, Any]:
     for path in (target, other):
         keys = pick(rng, KEYS, 6)
         values[path] = {key: rng.randint(1, 9999) for key in keys}
-        tree.files[path] = f"# settings of {path.rsplit('/', 1)[1]}\n" + "".join(f"{key} = {value}\n" for key, value in values[path].items())
+        tree.files[path] = f"# settings of {path.rsplit('/', 1)[1]}\n" + "".join(f"{key} = {value}\n" for key,
+                                                                                 value in values[path].items())
     key = rng.choice(list(values[target]))
     name = target.rsplit("/", 1)[1]
     tree.files.pop(other if other.endswith(f"/{name}") else "", None)
     return problem(f"Somewhere below {tree.root} there is a configuration file named {name}. What is the value of its setting '{key}'?",
-                   tree.init(), [f"find {tree.root} -name {name}", f"grep '^{key} ' {target}"], answer=("integer", values[target][key]))
+                   tree.init(), [f"find {tree.root} -name {name}", f"grep '^{key} ' {target}"],
+                   answer=("integer", values[target][key]))
 
 
 def which_file(rng: random.Random) -> dict[str, Any]:
@@ -78,14 +82,16 @@ def which_file(rng: random.Random) -> dict[str, Any]:
     paths = tree.fill(rng.randint(20, 40))
     target, phrase = rng.choice(paths), f"{rng.choice(NAMES)}-{rng.randint(100, 999)}"
     tree.files[target] += f"{rng.choice(WORDS)} {phrase} {rng.choice(WORDS)}\n"
-    return problem(f"Exactly one file below {tree.root} contains the code {phrase}. Answer with the full path of that file.", tree.init(),
+    return problem(f"Exactly one file below {tree.root} contains the code {phrase}. Answer with the full path of that file.",
+                   tree.init(),
                    [f"grep -rl {phrase} {tree.root}"], answer=("string", target))
 
 
 def log_lines(rng: random.Random, count: int) -> list[tuple[str, str, str, int]]:
     """Rows (time, level, user, milliseconds) of a log, in order of time."""
     minutes = sorted(rng.sample(range(24 * 60), count))
-    return [(f"2021-03-{1 + rng.randrange(28):02d}T{at // 60:02d}:{at % 60:02d}", rng.choice(LEVELS), rng.choice(USERS), rng.randint(1, 2000))
+    return [(f"2021-03-{1 + rng.randrange(28):02d}T{at // 60:02d}:{at % 60:02d}", rng.choice(LEVELS), rng.choice(USERS),
+             rng.randint(1, 2000))
             for at in minutes]
 
 
@@ -109,8 +115,10 @@ def distinct_users(rng: random.Random) -> dict[str, Any]:
     path, rows, init = log_world(rng)
     level = rng.choice(LEVELS)
     count = len({row[2] for row in rows if row[1] == level})
-    return problem(f"How many different users have at least one line of level {level} in {path}? Answer with the number only.", init,
-                   [f"head -n 3 {path}", f"grep ' {level} ' {path} | cut -d ' ' -f 3 | sort -u | wc -l"], answer=("integer", count))
+    return problem(f"How many different users have at least one line of level {level} in {path}? Answer with the number only.",
+                   init,
+                   [f"head -n 3 {path}", f"grep ' {level} ' {path} | cut -d ' ' -f 3 | sort -u | wc -l"],
+                   answer=("integer", count))
 
 
 def total_time(rng: random.Random) -> dict[str, Any]:
@@ -118,7 +126,9 @@ def total_time(rng: random.Random) -> dict[str, Any]:
     user = rng.choice(rows)[2]
     total = sum(row[3] for row in rows if row[2] == user)
     return problem(f"In {path} each line ends with a duration such as ms=15. What is the sum of the durations of user {user}, in milliseconds?",
-                   init, [f"head -n 3 {path}", f"total=0; for ms in $(grep ' user={user} ' {path} | sed 's/.*ms=//'); do total=$((total + ms)); "
+                   init,
+                   [f"head -n 3 {path}",
+                    f"total=0; for ms in $(grep ' user={user} ' {path} | sed 's/.*ms=//'); do total=$((total + ms)); "
                           "done; echo $total"], answer=("integer", total))
 
 
@@ -126,7 +136,8 @@ def largest_file(rng: random.Random) -> dict[str, Any]:
     tree = Tree(rng)
     target = rng.choice(tree.fill(rng.randint(15, 35)))
     tree.files[target] = sentences(rng, rng.randint(40, 60))
-    return problem(f"Which file below {tree.root}, sub-folders included, is the largest? Answer with its full path.", tree.init(),
+    return problem(f"Which file below {tree.root}, sub-folders included, is the largest? Answer with its full path.",
+                   tree.init(),
                    [f"find {tree.root} -type f -exec wc -c {{}} + | sort -n | tail -n 2"], answer=("string", target))
 
 
@@ -148,7 +159,8 @@ def trail(rng: random.Random) -> dict[str, Any]:
     for path, after in zip(route, route[1:], strict=False):
         tree.files[path] = f"see {after}\n"
     tree.files[route[-1]] = f"the word is {word}\n"
-    return problem(f"The file {route[0]} names another file, and so on; the last one tells a word. What is the word?", tree.init(),
+    return problem(f"The file {route[0]} names another file, and so on; the last one tells a word. What is the word?",
+                   tree.init(),
                    [f"cat {path}" for path in route], answer=("string", word))
 
 
@@ -181,7 +193,8 @@ def collect(rng: random.Random) -> dict[str, Any]:
     names = sorted(path.rsplit("/", 1)[1] for path in moved)
     target = f"{tree.root}_old"
     kept = len(tree.files) - len(moved)
-    steps = [f"find {tree.root} -name '*.tmp'", f"mkdir -p {target} && find {tree.root} -name '*.tmp' -exec mv {{}} {target} ';'"]
+    steps = [f"find {tree.root} -name '*.tmp'",
+             f"mkdir -p {target} && find {tree.root} -name '*.tmp' -exec mv {{}} {target} ';'"]
     if len(set(names)) < len(names):                         # two of one name would overwrite each other
         return collect(rng)
     return problem(f"Move every .tmp file found in {tree.root} and its sub-folders into one new folder {target}. Touch nothing else.", tree.init(),
@@ -204,8 +217,10 @@ def replace_setting(rng: random.Random) -> dict[str, Any]:
 
 
 SMALL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
-    "count_ending": count_ending, "setting": setting, "which_file": which_file, "count_matching": count_matching, "distinct_users": distinct_users,
-    "total_time": total_time, "largest_file": largest_file, "total_size": total_size, "trail": trail, "executables": executables,
+    "count_ending": count_ending, "setting": setting, "which_file": which_file, "count_matching": count_matching,
+    "distinct_users": distinct_users,
+    "total_time": total_time, "largest_file": largest_file, "total_size": total_size, "trail": trail,
+    "executables": executables,
     "make_private": make_private, "collect": collect, "replace_setting": replace_setting}
 
 

@@ -44,7 +44,8 @@ def check(result, what):
 
 
 def prctl(option, value, *rest):
-    check(LIBC.prctl(option, ctypes.c_ulong(value) if isinstance(value, int) else value, *(rest or (0, 0, 0))), f"prctl {option}")
+    check(LIBC.prctl(option, ctypes.c_ulong(value) if isinstance(value, int) else value, *(rest or (0, 0, 0))),
+          f"prctl {option}")
 
 
 def place(fds):
@@ -71,7 +72,8 @@ def start(request, fds, filter_code):
 
 
 def enter(pidfd):
-    prctl(PR_SET_DUMPABLE, 0)                                # nobody inside may look through /proc at this copy of the host's python
+    prctl(PR_SET_DUMPABLE,
+          0)                                # nobody inside may look through /proc at this copy of the host's python
     check(LIBC.setns(pidfd, NAMESPACES), "setns")
 
 

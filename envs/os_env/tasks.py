@@ -12,14 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 TOPS = ("root", "home", "opt", "var", "tmp")
-DIRS = ("bag", "barn", "base", "box", "camp", "case", "cave", "crate", "den", "desk", "dock", "farm", "hall", "hut", "lab", "loft", "mill", "nest",
+DIRS = ("bag", "barn", "base", "box", "camp", "case", "cave", "crate", "den", "desk", "dock", "farm", "hall", "hut", "lab",
+        "loft", "mill", "nest",
         "park", "port", "shed", "shop", "tent", "vault", "yard")
-NAMES = ("apple", "basil", "bean", "beet", "berry", "cherry", "clove", "corn", "date", "fig", "garlic", "ginger", "grape", "guava", "kale", "kiwi",
-         "leek", "lemon", "lime", "mango", "melon", "mint", "nut", "oat", "olive", "onion", "orange", "papaya", "pea", "peach", "pear", "pepper",
+NAMES = ("apple", "basil", "bean", "beet", "berry", "cherry", "clove", "corn", "date", "fig", "garlic", "ginger", "grape",
+         "guava", "kale", "kiwi",
+         "leek", "lemon", "lime", "mango", "melon", "mint", "nut", "oat", "olive", "onion", "orange", "papaya", "pea", "peach",
+         "pear", "pepper",
          "plum", "potato", "radish", "rice", "rye", "sage", "thyme", "tomato", "wheat", "yam")
-WORDS = ("ant", "bear", "bee", "bird", "boat", "book", "bull", "cat", "chair", "clock", "coat", "cow", "crab", "crow", "cup", "deer", "dog", "door",
-         "duck", "eagle", "fish", "fox", "frog", "goat", "goose", "hat", "hawk", "hen", "horse", "lamp", "lion", "map", "mole", "moon", "mouse",
-         "owl", "pen", "pig", "pipe", "rat", "ring", "rope", "seal", "sheep", "ship", "shoe", "snail", "snake", "star", "stone", "swan",
+WORDS = ("ant", "bear", "bee", "bird", "boat", "book", "bull", "cat", "chair", "clock", "coat", "cow", "crab", "crow", "cup",
+         "deer", "dog", "door",
+         "duck", "eagle", "fish", "fox", "frog", "goat", "goose", "hat", "hawk", "hen", "horse", "lamp", "lion", "map", "mole",
+         "moon", "mouse",
+         "owl", "pen", "pig", "pipe", "rat", "ring", "rope", "seal", "sheep", "ship", "shoe", "snail", "snake", "star", "stone",
+         "swan",
          "tiger", "toad", "train", "tree", "wasp", "whale", "wolf", "worm")
 FILES_PER_FOLDER = (3, 5)
 
@@ -29,7 +35,8 @@ def pick(rng: random.Random, words: Sequence[str], count: int) -> list[str]:
     return rng.sample(list(words), count)
 
 
-def problem(question: str, init: list[str], steps: list[str], *, answer: tuple[str, Any] | None = None, check: str | None = None) -> dict[str, Any]:
+def problem(question: str, init: list[str], steps: list[str], *, answer: tuple[str, Any] | None = None,
+            check: str | None = None) -> dict[str, Any]:
     """The `data` of an instance; give `answer` (checker, value) or `check`."""
     data: dict[str, Any] = {"question": question, "init": "\n".join(init), "steps": steps}
     return data | ({"answer": {"kind": answer[0], "value": str(answer[1])}} if answer else {"check": check})
@@ -56,13 +63,15 @@ def read(rng: random.Random) -> dict[str, Any]:
 
 def lines(rng: random.Random) -> dict[str, Any]:
     folder, count = Folder(rng), rng.randint(10, 299)
-    return problem(f"How many lines has {folder.file}?", [*folder.init(), f"seq {count} > {folder.name}"], [f"wc -l < {folder.file}"],
+    return problem(f"How many lines has {folder.file}?", [*folder.init(), f"seq {count} > {folder.name}"],
+                   [f"wc -l < {folder.file}"],
                    answer=("integer", count))
 
 
 def which(rng: random.Random) -> dict[str, Any]:
     folder = Folder(rng)
-    return problem(f"Which file in {folder.path} has the word {folder.word}?", folder.init(), [f"grep -l {folder.word} {folder.path}/*"],
+    return problem(f"Which file in {folder.path} has the word {folder.word}?", folder.init(),
+                   [f"grep -l {folder.word} {folder.path}/*"],
                    answer=("string", folder.name))
 
 
@@ -113,7 +122,8 @@ def only(path: str, names: str) -> str:
 
 
 MICRO: dict[str, Callable[[random.Random], dict[str, Any]]] = {
-    "read": read, "lines": lines, "which": which, "largest": largest, "locate": locate, "chain": chain, "remove": remove, "move": move}
+    "read": read, "lines": lines, "which": which, "largest": largest, "locate": locate, "chain": chain, "remove": remove,
+    "move": move}
 
 
 def draw_micro(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
