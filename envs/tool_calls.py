@@ -6,8 +6,8 @@ What happens to each kind of input (the tests hold this table to its word):
 
 | input | outcome |
 |---|---|
-| text after the closing brace, one closing brace too many, a ```json fence inside the tag | repaired: same call as the clean form |
-| single quotes, Python's True False None, trailing commas, a raw newline in a string, a backslash that escapes nothing | repaired likewise |
+| text after the closing brace, one closing brace too many, a ```json fence inside the tag | repaired: as the clean form |
+| single quotes, True False None, trailing commas, a raw newline in a string, a backslash that escapes nothing | repaired |
 | two objects in one tag | two calls, in order |
 | `arguments` as JSON text | decoded once; text that decodes to anything but an object is an error |
 | no `arguments`, `null`, missing required argument, wrong type | error that names the argument |
@@ -20,8 +20,9 @@ What happens to each kind of input (the tests hold this table to its word):
 | more than 64 calls, more than 100,000 characters | the rest is not read |
 | lone surrogates | replaced by "?": what comes out can be encoded |
 
-Values follow the schema: integer "5" and 5.0 become 5, boolean "True" becomes True, strings stay as they are ("02134"); numbers and
-booleans given for a string become their JSON text. Of an OpenAI-style message only `tool_calls` are calls, whatever its content says.
+Values follow the schema: integer "5" and 5.0 become 5, boolean "True" becomes True, strings stay as they are ("02134"); numbers
+and booleans given for a string become their JSON text. Of an OpenAI-style message only `tool_calls` are calls, whatever its
+content says.
 """
 
 from __future__ import annotations

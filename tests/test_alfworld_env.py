@@ -93,7 +93,8 @@ def test_micro_world_told_in_words(micro):
     told = [act(micro, action).messages[0]["content"] for action in actions]
     assert told == ["nothing happens", "ok", "closed", "empty", "empty", "hold watch8"]
     result = act(micro, "put watch8 in shelf9")             # the other form of the put command means the same
-    assert (result.reward, result.status, result.info) == (1.0, Status.COMPLETED, {"turns": 7, "invalid_calls": 1})
+    assert (result.reward, result.status, result.info) == (1.0, Status.COMPLETED, {"wording": "brief", "turns": 7,
+                                                                                 "invalid_calls": 1})
 
 
 def test_all_six_kinds_in_all_sizes():
@@ -286,7 +287,7 @@ def test_official_folder_loads_and_names_what_it_skips(official):
         for turn in env.oracle(index):
             result = env.step(turn)
             assert "arrive at loc" not in result.messages[0]["content"]
-        assert result.reward == 1
+        assert result.reward == 1 and result.info["wording"] == "old"
     listed = envs.make("alfworld", source="official", split="train", path=str(official))
     assert [instance.kind for instance in listed.instances] == [TASK_TYPES[1], TASK_TYPES[0]]   # the list's order
     assert [reason for _, reason in listed.skipped] == ["file is missing"]

@@ -57,7 +57,8 @@ def test_a_sound_environment_passes_and_is_measured():
 def test_an_episode_length_counts_prompt_turns_and_observations():
     env = Boxes()
     rows = check_env(Boxes, splits=("train",), sample=6)
-    look, say = '<tool_call>\n{"name": "look", "arguments": {"box": "red"}}\n</tool_call>', '<tool_call>\n{"name": "say", "arguments": {"word": ""}}\n</tool_call>'
+    look = '<tool_call>\n{"name": "look", "arguments": {"box": "red"}}\n</tool_call>'
+    say = '<tool_call>\n{"name": "say", "arguments": {"word": ""}}\n</tool_call>'
     lengths = [len("Find the word.Box red?" + look + say) + 2 * len(item.data["red"]) for item in env.instances
                if item.kind == "red"]
     assert max(lengths) == next(row["max_chars"] for row in rows if row["kind"] == "red")

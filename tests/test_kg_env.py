@@ -185,8 +185,8 @@ def test_partial_answers_score_f1_and_earn_nothing():
 
 # ---- generated questions --------------------------------------------------------------------------------------------
 def test_check_env_micro_and_small():
-    for rules in ("strict", "agentbench"):
-        rows = check_env("kg", rules=rules)
+    for rules, sizes in (("strict", ("micro", "small")), ("agentbench", ("micro",))):
+        rows = check_env("kg", rules=rules, sizes=sizes)
         kinds = {row["kind"] for row in rows if row["size"] == "micro"}
         assert kinds == {"join1", "join2", "count", "superlative", "intersection"}
         assert max(row["max_turns"] for row in rows if row["size"] == "micro") == 4
@@ -205,6 +205,7 @@ def test_questions_are_disjoint_answered_by_their_program_and_by_nothing_simpler
             gold = {answer["answer_argument"] for answer in data["answer"]}
             assert gold == store.execute(program) and gold and not gold & set(data["entities"].values())
             assert program == run_actions(data["actions"])[-1]
+            assert instance.kind != "count" or int(*gold) >= 2
             assert all(name in data["question"] for name in data["entities"])
             for entity in map(Entity, data["entities"].values()):
                 hops = [Join(relation, entity) for relation in store.relations(entity)]
@@ -336,6 +337,20 @@ def test_the_expert_recovers_from_mistakes():
                 break
         wins += result.reward
     assert wins >= 52
+
+
+def test_the_expert_drops_look_ups_when_turns_run_short():
+    env = envs.make("kg")
+    index = next(index for index, instance in enumerate(env.instances) if instance.kind == "superlative")
+    for wasted, names in ((2, ["get_neighbors", "get_attributes", "arg"]), (3, ["get_neighbors", "arg"])):
+        env.reset(index)
+        for _ in range(wasted):
+            env.step("hm")
+        for name in names:
+            turn = env.expert()
+            assert turn["tool_calls"][0]["function"]["name"].startswith(name)
+            env.step(turn)
+        assert env.step(env.expert()).reward == 1.0
 
 
 def test_tool_calls_take_far_less_than_three_milliseconds():

@@ -136,7 +136,8 @@ def test_micro_observations_are_bare_and_cut(micro):
 def test_long_observations_keep_780_characters(small):
     small.reset(0)
     result = small.step(bash("printf '%0801d' 7"))
-    assert result.messages[0]["content"] == "The output of the OS:\n\n" + "0" * 780 + "\n[truncated because the output is too long]"
+    shown = "The output of the OS:\n\n" + "0" * 780
+    assert result.messages[0]["content"] == shown + "\n[truncated because the output is too long]"
     assert result.info["cut_chars"] == 21
     assert say(small, "printf '%0800d' 7") == "The output of the OS:\n\n" + "0" * 799 + "7"
     assert say(small, "true") == "The output of the OS is empty."
@@ -215,7 +216,7 @@ def test_micro_states_are_checked_not_believed(micro, kind):
     data = micro.instances[index].data
     for script in ("true", f"rm -r {data['init'].split()[1].rstrip(';')}",
                    f"{data['steps'][1]}; touch {data['init'].split()[1].rstrip(';')}/extra",
-                   "mkdir -p /usr/local/bin; for t in ls cat sort tr; do printf '#!/bin/sh\\n' > /usr/local/bin/$t; chmod +x /usr/local/bin/$t; done"):
+                   "cd /usr/local; mkdir bin; for t in ls cat sort tr; do printf '#!/bin/sh\\n' > bin/$t; chmod +x bin/$t; done"):
         micro.reset(index)
         micro.step(bash(script))
         assert micro.step(FINISH).reward == 0.0

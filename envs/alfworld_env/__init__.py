@@ -149,6 +149,11 @@ class ALFWorldEnv(Env):
         self._sticky = Status.INVALID_ACTION
         return {"role": "user", "content": "The tool call had no action. Call take_action with the action as text."}
 
+    def _finish(self, status: Status, reward: float, score: float | None = None, *, truncated: bool = False,
+                info: dict[str, Any] | None = None) -> None:
+        """The text format goes into the record: success differs much between "put X in/on Y" and "move X to Y"."""
+        super()._finish(status, reward, score, truncated=truncated, info={"wording": self.world.texts.wording, **(info or {})})
+
     def close(self) -> None:
         self._textworld = None
 

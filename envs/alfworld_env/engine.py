@@ -31,7 +31,6 @@ class House:
 
     def __init__(self, problem: Problem) -> None:
         facts = problem.facts
-        group = lambda predicate: {fact[0] for fact in facts.get(predicate, ())}            # noqa: E731
         self.location = dict(facts["receptacleatlocation"])
         self.receptacles = sorted(self.location)
         self.receptacles_at: dict[str, list[str]] = defaultdict(list)
@@ -41,9 +40,9 @@ class House:
         self.receptacle_type = {r: t.removesuffix("type") for r, t in facts.get("receptacletype", ())}
         self.object_type = {o: t.removesuffix("type") for o, t in facts.get("objecttype", ())}
         self.can_contain = {(r.removesuffix("type"), o.removesuffix("type")) for r, o in facts.get("cancontain", ())}
-        self.openable, self.pickupable, self.toggleable = group("openable"), group("pickupable"), group("toggleable")
-        self.heatable, self.coolable, self.cleanable = group("heatable"), group("coolable"), group("cleanable")
-        self.sliceable, self.containers = group("sliceable"), group("isreceptacleobject")
+        self.openable, self.pickupable, self.toggleable, self.sliceable, self.containers, self.heatable, self.coolable, \
+            self.cleanable = (problem.having(name) for name in ("openable", "pickupable", "toggleable", "sliceable",
+                                                                "isreceptacleobject", "heatable", "coolable", "cleanable"))
         self.inside: dict[str, list[str]] = defaultdict(list)
         for inner, outer in sorted(facts.get("inreceptacleobject", ())):
             self.inside[outer].append(inner)
@@ -69,10 +68,10 @@ class Engine:
     def reset(self) -> str:
         """Back to the initial state; returns the opening text."""
         facts = self.problem.facts
-        group = lambda predicate: {fact[0] for fact in facts.get(predicate, ())}            # noqa: E731
         self.at, self.held = facts["atlocation"][0][1], None
-        self.opened, self.toggled, self.removed = group("opened"), group("istoggled"), set()
-        self.hot, self.cool, self.clean, self.sliced = group("ishot"), group("iscool"), group("isclean"), group("issliced")
+        self.removed: set[tuple[str, str]] = set()
+        self.opened, self.toggled, self.hot, self.cool, self.clean, self.sliced = (
+            self.problem.having(name) for name in ("opened", "istoggled", "ishot", "iscool", "isclean", "issliced"))
         self.contents: dict[str, set[str]] = {receptacle: set() for receptacle in self.house.receptacles}
         for thing, receptacle in facts.get("inreceptacle", ()):
             self.contents[receptacle].add(thing)

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 TASK_TYPES = ("pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep",
               "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep", "pick_two_obj_and_place")
@@ -45,14 +44,9 @@ class Problem:
     facts: dict[str, list[tuple[str, ...]]]
     goal: Goal
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; `from_json` reads it back."""
-        return {"facts": {name: [list(fact) for fact in facts] for name, facts in self.facts.items()},
-                "goal": {name: getattr(self.goal, name) for name in Goal.__slots__}}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Problem":
-        return cls({name: [tuple(fact) for fact in facts] for name, facts in data["facts"].items()}, Goal(**data["goal"]))
+    def having(self, predicate: str) -> set[str]:
+        """The entities for which a one-argument predicate holds at the start."""
+        return {fact[0] for fact in self.facts.get(predicate, ())}
 
 
 @dataclass(slots=True)
@@ -112,6 +106,8 @@ def to_pddl(problem: Problem) -> str:
         typed[receptacle_type], typed[object_type] = "rtype", "otype"
     for predicate in ("atlocation", "receptacleatlocation", "objectatlocation"):
         typed |= {location: "location" for _, location in facts.get(predicate, ())}
+    for entity in {argument for group in facts.values() for fact in group for argument in fact if "_bar_" in argument}:
+        typed.setdefault(entity, "object")                   # some official games have things without a type
     # the domain names these types without declaring them
     typed |= {f"{name}type": "rtype" for name in ("sink", "sinkbasin", "microwave", "fridge")}
     typed |= {f"{name}type": "otype" for name in ("knife", "butterknife")}

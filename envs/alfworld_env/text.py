@@ -145,7 +145,7 @@ class Brief(Official):
 
     def __init__(self) -> None:
         super().__init__("new")
-        self.has_help = False
+        self.wording, self.has_help = "brief", False
 
     def names(self, problem: Problem) -> dict[str, str]:
         """The number in an id is the visible one: any digit, to be copied; no space, which would be a token of its own."""

@@ -102,7 +102,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Idle workers, shared by the threads of a process. A forked child starts with an empty pool, the parent keeps its own."""
+    """Idle workers, for all threads of a process. A forked child starts with an empty pool, the parent keeps its own."""
 
     def __init__(self, max_idle: int = 64) -> None:
         self._max_idle, self._idle, self._lock, self._owner = max_idle, [], threading.Lock(), os.getpid()

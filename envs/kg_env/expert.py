@@ -33,7 +33,7 @@ class Step:
 
 
 def plan(actions: list[str]) -> tuple[list[Step], list[Program]]:
-    """The gold actions as steps, and the programs of the variables #0, #1, … that they make."""
+    """The gold actions as steps, and the programs of the variables #0, #1, ... that they make."""
     programs, steps, made = run_actions(actions), [], 0
     for action in actions:
         name, arguments = parse_action(action)

@@ -66,7 +66,7 @@ Program = Entity | Class | Join | And | Best | Count
 
 
 def is_entity_id(text: str) -> bool:
-    """Whether `text` is an identifier of an entity (`m.…`, `f.…`, `g.…`)."""
+    """Whether `text` is an identifier of an entity (m, f or g, a dot, letters and digits)."""
     return _ENTITY.match(text) is not None
 
 
@@ -164,12 +164,12 @@ def parse_action(text: str) -> tuple[str, list[str]]:
     """Name and arguments of an action written as `name(argument, argument)`. ValueError where it is not."""
     found = _ACTION.match(text)
     if not found:
-        raise ValueError(f"not an action of the form name(argument, …): {text!r:.120}")
+        raise ValueError(f"not an action of the form name(argument, ...): {text!r:.120}")
     return found.group(1), [argument.strip() for argument in found.group(2).split(",")]
 
 
 def run_actions(actions: Iterable[str]) -> list[Program]:
-    """The programs of the variables #0, #1, … that a list of actions makes; look-ups make none.
+    """The programs of the variables #0, #1, ... that a list of actions makes; look-ups make none.
 
     An action starts from a variable or an entity id; in 12 of the 1,214 public training records one starts from a class
     (common.topic), which is read as its members although the tools themselves refuse it.

@@ -2,9 +2,9 @@
 
 Tools, turn limit, statuses and grading: AgentBench's function-call form (THUDM/AgentBench, AgentRL). Commands run in one
 bubblewrap sandbox per episode (`envs.os_env.sandbox`); where none is possible the environment refuses, with the reason.
-`rules="strict"` grades answers outside the sandbox and states by a clean shell after all other processes were ended, and takes an
-answer only from `answer_action`; `rules="agentbench"` grades what either ending tool says, reads a call's first value whatever its
-key, and ends the episode on a command that exceeds its time.
+`rules="strict"` grades answers outside the sandbox, and states by a clean shell after all other processes were ended; it takes an
+answer only from `answer_action`. `rules="agentbench"` grades what either ending tool says, reads a call's first value whatever
+its key, and ends the episode on a command that exceeds its time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from envs.os_env.tasks import NAMES, WORDS, draw_micro
 from envs.tool_calls import ParsedTurn, ToolCall
 
 MICRO_SYSTEM = "You use a Linux shell. Call one tool each turn."
-SYSTEM = """You act like a person at the keyboard of an Ubuntu machine; the user's side plays the machine. You get one problem: either \
-carry out an operation on it or answer a question about it.
+SYSTEM = """You act like a person at the keyboard of an Ubuntu machine; the user's side plays the machine. You get one problem: \
+either carry out an operation on it or answer a question about it.
 Each turn, think briefly, then call exactly one tool:
-- bash_action runs a bash script in your shell and shows you its output. Output that is too long is cut, so keep it short yourself. \
-Scripts must not wait for input.
+- bash_action runs a bash script in your shell and shows you its output. Output that is too long is cut, so keep it short \
+yourself. Scripts must not wait for input.
 - finish_action ends the problem when the operation is done, or when you lack information; none will be given to you later.
 - answer_action ends the problem with your answer. An answer is exact and short: a single number or name, no sentence around it.
 Always call a tool; an answer written as plain text does not count."""

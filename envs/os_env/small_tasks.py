@@ -1,12 +1,13 @@
-"""Generated shell problems of size small: full sentences, folder trees of 20 to 60 files, logs and tables of 40 to 200 lines."""
+"""Generated shell problems of size small: full sentences, folder trees of 15 to 60 files, logs of 40 to 160 lines."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
-from envs.os_env.tasks import DIRS, NAMES, WORDS, pick, problem
+from envs.os_env.tasks import DIRS, NAMES, WORDS, only, pick, problem
 
 USERS = ("alice", "bruno", "carla", "dmitri", "elena", "farid", "greta", "hiro", "ines", "jonas", "karin", "luis", "mei",
          "nadia", "oscar", "petra")
@@ -32,7 +33,8 @@ class Tree:
         """Add `count` files with a few lines of words each; returns their paths."""
         paths = []
         while len(paths) < count:
-            path = f"{self.rng.choice(self.folders)}/{self.rng.choice(NAMES)}_{self.rng.randint(1, 99)}.{self.rng.choice(endings)}"
+            name = f"{self.rng.choice(NAMES)}_{self.rng.randint(1, 99)}.{self.rng.choice(endings)}"
+            path = f"{self.rng.choice(self.folders)}/{name}"
             if path not in self.files:
                 self.files[path] = sentences(self.rng, self.rng.randint(1, 4))
                 paths.append(path)
@@ -55,8 +57,9 @@ def count_ending(rng: random.Random) -> dict[str, Any]:
     ending = rng.choice(ENDINGS)
     tree.fill(rng.randint(2, 9), (ending,))
     count = sum(path.endswith(f".{ending}") for path in tree.files)
-    return problem(f"How many files with the extension .{ending} are there in {tree.root}, sub-folders included? Answer with the number only.",
-                   tree.init(), [f"find {tree.root} -type f -name '*.{ending}' | wc -l"], answer=("integer", count))
+    return problem(f"How many files with the extension .{ending} are there in {tree.root}, sub-folders included? "
+                   "Answer with the number only.", tree.init(),
+                   [f"find {tree.root} -type f -name '*.{ending}' | wc -l"], answer=("integer", count))
 
 
 def setting(rng: random.Random) -> dict[str, Any]:
@@ -67,13 +70,13 @@ def setting(rng: random.Random) -> dict[str, Any]:
     for path in (target, other):
         keys = pick(rng, KEYS, 6)
         values[path] = {key: rng.randint(1, 9999) for key in keys}
-        tree.files[path] = f"# settings of {path.rsplit('/', 1)[1]}\n" + "".join(f"{key} = {value}\n" for key,
-                                                                                 value in values[path].items())
+        lines = "".join(f"{key} = {value}\n" for key, value in values[path].items())
+        tree.files[path] = f"# settings of {path.rsplit('/', 1)[1]}\n{lines}"
     key = rng.choice(list(values[target]))
     name = target.rsplit("/", 1)[1]
     tree.files.pop(other if other.endswith(f"/{name}") else "", None)
-    return problem(f"Somewhere below {tree.root} there is a configuration file named {name}. What is the value of its setting '{key}'?",
-                   tree.init(), [f"find {tree.root} -name {name}", f"grep '^{key} ' {target}"],
+    return problem(f"Somewhere below {tree.root} there is a configuration file named {name}. What is the value of its "
+                   f"setting '{key}'?", tree.init(), [f"find {tree.root} -name {name}", f"grep '^{key} ' {target}"],
                    answer=("integer", values[target][key]))
 
 
@@ -83,16 +86,13 @@ def which_file(rng: random.Random) -> dict[str, Any]:
     target, phrase = rng.choice(paths), f"{rng.choice(NAMES)}-{rng.randint(100, 999)}"
     tree.files[target] += f"{rng.choice(WORDS)} {phrase} {rng.choice(WORDS)}\n"
     return problem(f"Exactly one file below {tree.root} contains the code {phrase}. Answer with the full path of that file.",
-                   tree.init(),
-                   [f"grep -rl {phrase} {tree.root}"], answer=("string", target))
+                   tree.init(), [f"grep -rl {phrase} {tree.root}"], answer=("string", target))
 
 
 def log_lines(rng: random.Random, count: int) -> list[tuple[str, str, str, int]]:
     """Rows (time, level, user, milliseconds) of a log, in order of time."""
-    minutes = sorted(rng.sample(range(24 * 60), count))
-    return [(f"2021-03-{1 + rng.randrange(28):02d}T{at // 60:02d}:{at % 60:02d}", rng.choice(LEVELS), rng.choice(USERS),
-             rng.randint(1, 2000))
-            for at in minutes]
+    minutes, day = sorted(rng.sample(range(24 * 60), count)), f"2021-03-{rng.randint(1, 28):02d}"
+    return [(f"{day}T{at // 60:02d}:{at % 60:02d}", rng.choice(LEVELS), rng.choice(USERS), rng.randint(1, 2000)) for at in minutes]
 
 
 def log_world(rng: random.Random) -> tuple[str, list[tuple[str, str, str, int]], list[str]]:
@@ -107,7 +107,8 @@ def count_matching(rng: random.Random) -> dict[str, Any]:
     path, rows, init = log_world(rng)
     level, user = rng.choice(LEVELS), rng.choice(rows)[2]
     count = sum(row[1] == level and row[2] == user for row in rows)
-    return problem(f"Each line of {path} has a time, a level, a user and a duration. How many lines of level {level} belong to user {user}?", init,
+    return problem(f"Each line of {path} has a time, a level, a user and a duration. How many lines of level {level} "
+                   f"belong to user {user}?", init,
                    [f"head -n 3 {path}", f"grep -c ' {level} user={user} ' {path}"], answer=("integer", count))
 
 
@@ -125,11 +126,10 @@ def total_time(rng: random.Random) -> dict[str, Any]:
     path, rows, init = log_world(rng)
     user = rng.choice(rows)[2]
     total = sum(row[3] for row in rows if row[2] == user)
-    return problem(f"In {path} each line ends with a duration such as ms=15. What is the sum of the durations of user {user}, in milliseconds?",
-                   init,
-                   [f"head -n 3 {path}",
-                    f"total=0; for ms in $(grep ' user={user} ' {path} | sed 's/.*ms=//'); do total=$((total + ms)); "
-                          "done; echo $total"], answer=("integer", total))
+    return problem(f"In {path} each line ends with a duration such as ms=15. What is the sum of the durations of user "
+                   f"{user}, in milliseconds?", init,
+                   [f"head -n 3 {path}", f"total=0; for ms in $(grep ' user={user} ' {path} | sed 's/.*ms=//'); "
+                    "do total=$((total + ms)); done; echo $total"], answer=("integer", total))
 
 
 def largest_file(rng: random.Random) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def trail(rng: random.Random) -> dict[str, Any]:
     tree = Tree(rng)
     route = rng.sample(tree.fill(rng.randint(15, 25)), rng.randint(3, 5))
     word = rng.choice(WORDS) + str(rng.randint(10, 99))
-    for path, after in zip(route, route[1:], strict=False):
+    for path, after in pairwise(route):
         tree.files[path] = f"see {after}\n"
     tree.files[route[-1]] = f"the word is {word}\n"
     return problem(f"The file {route[0]} names another file, and so on; the last one tells a word. What is the word?",
@@ -179,8 +179,9 @@ def make_private(rng: random.Random) -> dict[str, Any]:
     tree.fill(rng.randint(10, 25), ("txt", "md", "log"))
     chosen = tree.fill(rng.randint(3, 7), ("conf",))
     init = tree.init() + [f"chmod 644 {' '.join(tree.files)}"]
-    return problem(f"Make every .conf file below {tree.root} readable and writable by its owner and closed to everyone else. Leave the permissions "
-                   "of all other files as they are.", init, [f"find {tree.root} -type f -name '*.conf' -exec chmod 600 {{}} +"],
+    return problem(f"Make every .conf file below {tree.root} readable and writable by its owner and closed to everyone "
+                   "else. Leave the permissions of all other files as they are.", init,
+                   [f"find {tree.root} -type f -name '*.conf' -exec chmod 600 {{}} +"],
                    check=f'[ "$(find {tree.root} -type f -perm 600 | wc -l)" = {len(chosen)} ] && '
                          f"[ \"$(find {tree.root} -type f -name '*.conf' -perm 600 | wc -l)\" = {len(chosen)} ] && "
                          f'[ "$(find {tree.root} -type f -perm 644 | wc -l)" = {len(tree.files) - len(chosen)} ]')
@@ -197,9 +198,10 @@ def collect(rng: random.Random) -> dict[str, Any]:
              f"mkdir -p {target} && find {tree.root} -name '*.tmp' -exec mv {{}} {target} ';'"]
     if len(set(names)) < len(names):                         # two of one name would overwrite each other
         return collect(rng)
-    return problem(f"Move every .tmp file found in {tree.root} and its sub-folders into one new folder {target}. Touch nothing else.", tree.init(),
-                   steps, check=f'[ "$(cd {target} && ls -A | LC_ALL=C sort | tr "\\n" " ")" = "{" ".join(names)} " ] && '
-                                f"[ \"$(find {tree.root} -type f | wc -l)\" = {kept} ] && [ -z \"$(find {tree.root} -name '*.tmp')\" ]")
+    return problem(f"Move every .tmp file found in {tree.root} and its sub-folders into one new folder {target}. Touch nothing "
+                   "else.", tree.init(), steps,
+                   check=f'{only(target, " ".join(names))} && [ "$(find {tree.root} -type f | wc -l)" = {kept} ] && '
+                         f"[ -z \"$(find {tree.root} -name '*.tmp')\" ]")
 
 
 def replace_setting(rng: random.Random) -> dict[str, Any]:
@@ -210,8 +212,9 @@ def replace_setting(rng: random.Random) -> dict[str, Any]:
     value = rng.randint(1000, 9999)
     text = "".join(f"{key} = {value}\n" for key, value in sorted(values.items()))
     wanted = "".join(f"{k} = {value if k == key else v}\n" for k, v in sorted(values.items()))
-    return problem(f"The file {source} holds a number. Write that number as the value of the setting '{key}' into {path}, leaving every other line "
-                   "as it is.", [f"mkdir -p {folder}", f"cat > {path} <<'END'\n{text}END", f"echo {value} > {source}"],
+    return problem(f"The file {source} holds a number. Write that number as the value of the setting '{key}' into {path}, "
+                   "leaving every other line as it is.",
+                   [f"mkdir -p {folder}", f"cat > {path} <<'END'\n{text}END", f"echo {value} > {source}"],
                    [f"cat {source}", f"sed -i 's/^{key} = .*/{key} = {value}/' {path}"],
                    check=f"[ \"$(cat {path})\" = \"$(cat <<'END'\n{wanted}END\n)\" ]")
 

@@ -2,13 +2,13 @@
 
 Why a process of its own: a sandbox dies with the *thread* that started it, and environments run in threads that end; only a
 single-threaded process can enter a user namespace; and a forked child of this one is far cheaper than nsenter, setpriv and
-prlimit in a row. It holds no state: each datagram on the control socket (file descriptor 0) is one request (marshal, from
-the same interpreter) with its file descriptors, each is served by a fork, and the end of the socket (the owner is gone, however it went) ends this process and with
-it every sandbox. It imports nothing of the project.
+prlimit in a row. It holds no state: each datagram on the control socket (file descriptor 0) is one request (marshal, from the
+same interpreter) with its file descriptors, each is served by a fork, and the end of the socket (the owner is gone, however it
+went) ends this process and with it every sandbox. It imports nothing of the project.
 
     {"op": "start", "argv", "files": {descriptor: text}}             fds: log pipe
     {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state", "alone"}
-                                                                     fds: pidfd of PID 1, output pipe, reply socket, state pipe
+                                                                     fds: pidfd of PID 1, output pipe, state pipe, reply socket
 """
 
 import ctypes
@@ -26,11 +26,12 @@ import time
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
-NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x2000000 * os.path.exists("/proc/self/ns/cgroup")
+NAMESPACES = 0x7C020000 | 0x2000000 * os.path.exists("/proc/self/ns/cgroup")  # mount, uts, ipc, user, pid, net; cgroup
 TICK_S = 0.05                                                # how often a running command's memory is looked at
 PAGE = resource.getpagesize()
 STATE_IN, STATE_OUT = 3, 200                                 # where a command finds its last and leaves its next shell state
 MAX_FDS = 1024
+MAX_REQUEST = 1 << 18                                        # a script and a shell state at their limits, with room to spare
 
 
 class Filter(ctypes.Structure):
@@ -95,8 +96,10 @@ def command(request, fds, filter_struct):
     state, write_end = os.pipe()
     os.write(write_end, request["state"])
     os.close(write_end)
-    place({0: os.open("/dev/null", os.O_RDONLY), 1: fds[1], 2: fds[1], STATE_IN: state, STATE_OUT: fds[3]})
+    place({0: os.open("/dev/null", os.O_RDONLY), 1: fds[1], 2: fds[1], STATE_IN: state, STATE_OUT: fds[2]})
     os.umask(0o022)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by us or by python; an ignored signal stays so
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.chdir(request["cwd"])
     except OSError:
@@ -132,7 +135,7 @@ def kill_all():
 
 def run(request, fds, filter_struct):
     """Enter the sandbox, run the command in a child, answer {"code", "why"}; why: exit, timeout, output, memory."""
-    reply = socket.socket(fileno=fds[2])
+    reply = socket.socket(fileno=fds[3])
     try:
         enter(fds[0])
         if request["alone"]:
@@ -145,7 +148,7 @@ def run(request, fds, filter_struct):
                 os.write(2, f"cannot execute: {sys.exc_info()[1]}\n".encode())
                 os._exit(126)
         os.close(fds[1])
-        os.close(fds[3])
+        os.close(fds[2])
         poller = select.poll()
         poller.register(os.pidfd_open(child), select.POLLIN)
         poller.register(reply, select.POLLIN)                # the host closes its side when the output is too long
@@ -172,7 +175,7 @@ def serve(control, filter_code):
     filter_struct = Filter(len(filter_code) // 8, ctypes.addressof(code))
     parent = os.getpid()
     while True:
-        data, fds, _, _ = socket.recv_fds(control, 1 << 20, 8)
+        data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST, 8)
         if not data:
             return
         if os.fork() == 0:
@@ -196,9 +199,8 @@ def serve(control, filter_code):
 
 def main():
     control = socket.socket(fileno=0)
-    hello, _, _, _ = socket.recv_fds(control, 1 << 20, 0)
-    filter_code, _, _, _ = socket.recv_fds(control, 1 << 20, 0)
-    hello = marshal.loads(hello)
+    hello = marshal.loads(control.recv(MAX_REQUEST))
+    filter_code = control.recv(MAX_REQUEST)
     if hello["uid"] is not None:                             # process limits do not bind the kernel's uid 0
         os.setgroups([])
         os.setresgid(hello["uid"], hello["uid"], hello["uid"])

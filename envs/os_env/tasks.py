@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 TOPS = ("root", "home", "opt", "var", "tmp")
@@ -96,7 +97,7 @@ def chain(rng: random.Random) -> dict[str, Any]:
     """A file names a file that (half of the time) names a file that has the word."""
     folder, hops = Folder(rng), rng.choice((1, 2))
     route = list(folder.files)[:hops + 1]
-    init = folder.init() + [f"echo {after} > {before}" for before, after in zip(route, route[1:], strict=False)]
+    init = folder.init() + [f"echo {after} > {before}" for before, after in pairwise(route)]
     return problem(f"Start at {folder.file}. Each file names the next in {folder.path}. What is the last word?", init,
                    [f"cat {folder.path}/{name}" for name in route], answer=("string", folder.files[route[-1]]))
 

@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from envs.webshop_env import lexicon
 from envs.webshop_env.search import ProductIndex
 
 SMALL_PRODUCTS = 4000
+SEARCHES_KEPT = 8192
 NO_PRICE = 100.0                                            # WebShop's price of a product that has none
 PRODUCT_FIELDS = {"asin": str, "Title": str, "Description": str, "BulletPoints": list, "options": dict, "Attributes": list,
                   "Price": str, "pricing": list, "category": str, "query": str, "product_category": str,
@@ -65,6 +67,11 @@ class Catalogue:
         self.products = products
         self.positions = {product.asin.lower(): position for position, product in enumerate(products)}
         self.index = ProductIndex(product.index_text for product in products)
+        self._searched = lru_cache(SEARCHES_KEPT)(self.index.search)
+
+    def search(self, keywords: str, limit: int) -> list[int]:
+        """Positions of the `limit` best matches, best first; recent searches are kept, as agents repeat each other's."""
+        return list(self._searched(keywords, limit))
 
     def find(self, asin: str) -> int:
         """Position of the product with this id, in whatever case. KeyError: no such product."""

@@ -71,7 +71,7 @@ def _small_text(goal: Goal, rng: random.Random) -> str:
 
 def _classify(goal: Goal, catalogue: Catalogue, layout: Full) -> str | None:
     """The kind of the goal; points `asin` (and `name`) at the first product that meets it."""
-    hits = catalogue.index.search(goal["keywords"], layout.max_hits)
+    hits = catalogue.search(goal["keywords"], layout.max_hits)
     rank = next((rank for rank, position in enumerate(hits) if meets(catalogue.products[position], goal)), None)
     if rank is None:
         return None

@@ -85,7 +85,7 @@ class Session:
         if self.strict and (not self.has_search_bar or not keywords.strip()) or not keywords:
             return False
         found = None if self.strict else self._command(keywords.split(" "))
-        self.hits = self.catalogue.index.search(keywords, self.layout.max_hits) if found is None else found
+        self.hits = self.catalogue.search(keywords, self.layout.max_hits) if found is None else found
         self._results(1)
         return True
 
