@@ -12,6 +12,7 @@ an Env are independent of each other. Status names and limits: AgentBench's func
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ SOURCES = ("generated", "official")
 SIZES = ("micro", "small", "full")
 SPLITS = ("train", "dev", "test")
 RULES = ("strict", "agentbench")
+MAX_NAME_CHARS = 60                                         # of a tool name that the model made up, where it is repeated
 
 Message = dict[str, Any]
 _INSTANCES: dict[tuple, "Sequence[Instance]"] = {}
@@ -106,7 +108,7 @@ class Env:
 
     def _cached_instances(self) -> Sequence[Instance]:
         """`_load`, once per process for equal settings: a training run holds dozens of environments of a task."""
-        key = (type(self), self.source, self.size, self.split, self.path)
+        key = (type(self), self.source, self.size, self.split, self.backend, self.path or os.environ.get("EPPO_DATA"))
         with _INSTANCES_LOCK:
             if key not in _INSTANCES:
                 _INSTANCES[key] = self._load()
@@ -173,7 +175,7 @@ class Env:
         if not 0 <= index < len(self.instances):
             raise IndexError(f"{self.task}: instance {index} does not exist; this split has {len(self.instances)}")
         self.instance = self.instances[index]
-        self._final, self.turns_used, self.invalid_calls = None, 0, 0
+        self._final, self.turns_used, self.invalid_calls, self.cut_chars = None, 0, 0, 0
         return self._start(self.instance, random.Random(f"{self.instance.id}:{seed}"))
 
     def step(self, turn: str | Message, finish_reason: str = "stop") -> StepResult:
@@ -193,9 +195,13 @@ class Env:
             self._finish(Status.ENVIRONMENT_ERROR, 0.0, info={"error": str(fault)})
         if self._final is not None:
             self._final.messages = messages
-            self._final.info |= {"turns": self.turns_used, "invalid_calls": self.invalid_calls}
+            self._final.info |= self._counts()
             return self._final
-        return StepResult(messages, info={"turns": self.turns_used, "invalid_calls": self.invalid_calls})
+        return StepResult(messages, info=self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """What `info` says after every turn, counted from the start: turns, invalid calls, characters cut from observations."""
+        return {"turns": self.turns_used, "invalid_calls": self.invalid_calls, "cut_chars": self.cut_chars}
 
     def _play(self, parsed: ParsedTurn) -> list[Message]:
         if not parsed.calls:
@@ -209,7 +215,7 @@ class Env:
             else:
                 answer = self._call(call)
             if isinstance(answer, str):
-                answer = {"role": "tool", "content": answer, "name": call.name} | ({"tool_call_id": call.id} if call.id else {})
+                answer = {"role": "tool", "content": answer, "name": call.name[:MAX_NAME_CHARS]} | ({"tool_call_id": call.id} if call.id else {})
             if answer is not None:
                 messages.append(answer)
             if self._final is not None:

@@ -214,7 +214,7 @@ def _read_call(value: Any, tools: list[dict[str, Any]]) -> ToolCall:
             return ToolCall(name, {}, "arguments is text that is not a JSON object", value.get("arguments"))
     known = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     if name not in known:
-        return ToolCall(name, {}, f"unknown tool {name!r}; the tools are: {', '.join(known)}", arguments)
+        return ToolCall(name, {}, f"unknown tool {name[:60]!r}; the tools are: {', '.join(known)}", arguments)
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):

@@ -51,6 +51,7 @@ class Episode:
         self.version: list[int] = []
         self.turns: list[Turn] = []
         self.status, self.reward, self.score = "running", 0.0, None
+        self._context_cut = 0                               # characters cut here for want of context, beside the environment's
         self.info: dict[str, Any] = {"cut_chars": 0, "env_s": 0.0}
 
     # the run of the episode ----------------------------------------------------------------------------------------
@@ -89,8 +90,7 @@ class Episode:
         self.info["env_s"] += time.perf_counter() - started
         turn.reward = result.reward
         turn.calls = tuple(message["name"] for message in result.messages if message.get("role") == "tool" and message.get("name"))
-        for key, value in result.info.items():
-            self.info[key] = self.info[key] + value if key == "cut_chars" else value
+        self.info |= result.info | {"cut_chars": result.info["cut_chars"] + self._context_cut}
         if result.done:
             self.reward, self.score = result.reward, result.score
             self._end(str(result.status))
@@ -103,6 +103,7 @@ class Episode:
         if ids is None:
             self._end(CONTEXT_LIMIT)
             return None
+        self._context_cut += cut
         self.info["cut_chars"] += cut
         self._anchor = "\n".join(str(message.get("content", "")) for message in result.messages)
         self._append(ids)

@@ -126,7 +126,7 @@ def parse_problem(text: str) -> Problem:
     text = re.sub(r";[^\n]*", "", text).lower()
     start, end = text.find("(:init"), text.find("(:goal")
     if start < 0 or end < start:
-        raise ValueError("the PDDL problem has no (:init …) followed by (:goal …)")
+        raise ValueError("the PDDL problem has no (:init ...) followed by (:goal ...)")
     facts: dict[str, dict[tuple[str, ...], None]] = {}
     body = text[start + len("(:init"):end].strip()
     for name, arguments in _FACT.findall(body):
@@ -182,7 +182,7 @@ def wording_of(grammar: str) -> str:
         return "old"
     if all(new) and not any(old):
         return "new"
-    raise ValueError("the grammar is of neither known format (put … in/on … / move … to …)")
+    raise ValueError("the grammar is of neither known format (put X in/on Y, or move X to Y)")
 
 
 def goal_sentence(grammar: str) -> str:

@@ -71,7 +71,7 @@ class DBEnv(Env):
         self._data = instance.data
         self._micro = self.source == "generated" and self.size == "micro"
         self._cut = _OBSERVATION_CHARS["micro" if self._micro else "small"]
-        self._cut_chars = self._sql_errors = 0
+        self._sql_errors = 0
         self._tried: set[str] = set()
         self._gold: dict[str, Any] | None = None
         self._database = Database(self._data["tables"])
@@ -92,7 +92,7 @@ class DBEnv(Env):
 
     def step(self, turn: str | Message, finish_reason: str = "stop") -> StepResult:
         result = super().step(turn, finish_reason)
-        result.info |= {"cut_chars": self._cut_chars, "sql_errors": self._sql_errors}
+        result.info["sql_errors"] = self._sql_errors
         if result.done:
             self.close()
         return result
@@ -126,7 +126,7 @@ class DBEnv(Env):
         self._sql_errors += error is not None
         text = outcome.text if error is None else error.encode("utf-8", "backslashreplace").decode()
         if len(text) > self._cut:
-            self._cut_chars += len(text) - self._cut
+            self.cut_chars += len(text) - self._cut
             text = text[:self._cut] + _TRUNCATED
         return text
 

@@ -106,15 +106,9 @@ class KGEnv(Env):
         self.entities: dict[str, str] = instance.data["entities"]
         self.variables: list[Variable] = []
         self.listed: set[tuple[str, Program]] = set()       # look-ups that the agent has made
-        self.cut_chars = 0
         system = MICRO_PROMPT if self.size == "micro" else FULL_PROMPT.format(turns=self.max_turns)
         return [{"role": "system", "content": system},
                 {"role": "user", "content": f"{instance.data['question']}\nEntities: [{', '.join(self.entities)}]"}]
-
-    def step(self, turn: str | Message, finish_reason: str = "stop") -> StepResult:
-        result = super().step(turn, finish_reason)
-        result.info["cut_chars"] = self.cut_chars
-        return result
 
     # ---- tools ------------------------------------------------------------------------------------------------------
     def _call(self, call: ToolCall) -> str:

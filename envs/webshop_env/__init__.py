@@ -94,7 +94,7 @@ class WebShopEnv(Env):
     # ---- the episode -------------------------------------------------------------------------------------------------
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self.goal = instance.data["goal"]
-        self.session, self.cut_chars = self._visit(instance, str(rng.random())), 0
+        self.session = self._visit(instance, str(rng.random()))
         self.shown = self.session.text()
         if self.micro:
             return [{"role": "system", "content": MICRO_SYSTEM}, {"role": "user", "content": self.shown}]
@@ -103,12 +103,6 @@ class WebShopEnv(Env):
 
     def _visit(self, instance: Instance, seed: str = "") -> Session:
         return Session(self.catalogue, self.layout, instance.data["goal"]["instruction_text"], self.rules, seed)
-
-    def step(self, turn: str | Message, finish_reason: str = "stop") -> StepResult:
-        """As `Env.step`; `info["cut_chars"]` counts the characters cut from observations so far."""
-        result = super().step(turn, finish_reason)
-        result.info["cut_chars"] = self.cut_chars
-        return result
 
     def _call(self, call: ToolCall) -> Message | str | None:
         if self.rules == "agentbench":

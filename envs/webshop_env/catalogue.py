@@ -70,8 +70,8 @@ class Catalogue:
         self._searched = lru_cache(SEARCHES_KEPT)(self.index.search)
 
     def search(self, keywords: str, limit: int) -> list[int]:
-        """Positions of the `limit` best matches, best first; recent searches are kept, as agents repeat each other's."""
-        return list(self._searched(keywords, limit))
+        """Positions of the `limit` best matches, best first. Recent short searches are kept: agents repeat each other's."""
+        return list((self._searched if len(keywords) <= 200 else self.index.search)(keywords, limit))
 
     def find(self, asin: str) -> int:
         """Position of the product with this id, in whatever case. KeyError: no such product."""

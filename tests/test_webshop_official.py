@@ -1,0 +1,110 @@
+"""WebShop's official files: loading, goal order and splits, what cannot be used, the oracle on real products."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import envs
+from envs.base import EnvFault
+from envs.webshop_env.search import analyse
+
+
+def document(asin: str, **changes: object) -> str:
+    fields = {"asin": asin, "Title": f"Tea Mug {asin}", "Description": "A mug.", "BulletPoints": ["Big"],
+              "options": {"color": ["red", "blue"]}, "Attributes": ["big handle"], "Price": "$12.0", "pricing": [12.0],
+              "category": "home", "query": " Tea Mug ", "product_category": "Home \u203a Mugs", "Rating": "N.A.", "Reviews": []}
+    return json.dumps({"id": asin, "contents": "", "product": fields | changes})
+
+
+def write_shop(folder: Path, lines: list[str]) -> Path:
+    (folder / "webshop").mkdir()
+    with gzip.open(folder / "webshop" / "documents_2.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    return folder / "webshop"
+
+
+def test_human_goals_are_read_in_order_with_reasons_for_those_left_out(tmp_path: Path) -> None:
+    folder = write_shop(tmp_path, [document("B1"), document("B2"), document("B1", Title="again")])
+    human = {"attributes": [], "options": [], "instruction_options": ["red"], "worker_id": "w", "assignment_id": "a"}
+    (folder / "items_human_ins.json").write_text(json.dumps({
+        "B2": [human | {"asin": "B2", "instruction": "i want a mug.", "instruction_attributes": ["big handle"]}],
+        "B1": [human | {"asin": "B1", "instruction": "no attributes", "instruction_attributes": []},
+               human | {"asin": "B1", "instruction": "a red mug", "instruction_attributes": ["big"]}], "B9": []}))
+    env = envs.make("webshop", source="official", split="test", path=str(tmp_path))
+    goals = [{"first": "B1"}, {"first": "B2"}]
+    random.Random(233).shuffle(goals)
+    assert [instance.data["goal"]["asin"] for instance in env.instances] == [goal["first"] for goal in goals]
+    assert env.skipped == {"B9": "the product is not in the catalogue", "B1/0": "no attributes"}
+    assert all("worker_id" not in json.dumps(instance.data) for instance in env.instances)
+    texts = [instance.data["goal"]["instruction_text"] for instance in env.instances]
+    assert all(text.endswith(f", and price lower than {instance.data['goal']['price_upper']:.2f} dollars")
+               for text, instance in zip(texts, env.instances, strict=True))
+    for index in range(2):
+        env.reset(index)
+        for turn in env.oracle(index):
+            result = env.step(turn)
+        assert result.reward == 1.0
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EPPO_DATA", raising=False)
+    with pytest.raises(EnvFault, match="EPPO_DATA"):
+        envs.make("webshop", source="official")
+    with pytest.raises(EnvFault, match="is not a folder"):
+        envs.make("webshop", source="official", path=str(tmp_path))
+    folder = write_shop(tmp_path, [document("B1"), document("B2", options=None, Price=3)])
+    with pytest.raises(EnvFault, match="line 2: missing or of another type: options, Price"):
+        envs.make("webshop", source="official", path=str(tmp_path))
+    (folder / "documents_2.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(EnvFault, match="cannot be read"):
+        envs.make("webshop", source="official", path=str(tmp_path))
+    (folder / "documents_2.jsonl.gz").unlink()
+    with pytest.raises(EnvFault, match="documents"):
+        envs.make("webshop", source="official", path=str(tmp_path))
+
+
+@pytest.fixture
+def official(eppo_data: Callable[[str], Path]) -> Callable[..., envs.Env]:
+    """Makes an environment over the real products."""
+    documents = eppo_data("webshop/documents_1k.jsonl.gz")
+    return lambda **settings: envs.make("webshop", source="official", path=str(documents.parent.parent), **settings)
+
+
+def test_real_products_and_their_goals(official: Callable[..., envs.Env], eppo_data: Callable[[str], Path]) -> None:
+    sizes = {split: len(official(split=split).instances) for split in ("train", "dev", "test")}
+    assert sizes == {"train": 5910, "dev": 80, "test": 200}             # of 6,910 synthetic goals
+    env = official(split="test")
+    assert len(env.catalogue.products) == 1000 and collections.Counter(env.skipped.values())["no instruction"] == 585
+    with gzip.open(eppo_data("webshop/documents_1k.jsonl.gz"), "rt", encoding="utf-8") as lines:
+        for line, product in zip(lines, env.catalogue.products, strict=True):
+            assert analyse(json.loads(line)["contents"]) == analyse(product.index_text)
+
+
+def test_the_oracle_solves_real_goals(official: Callable[..., envs.Env]) -> None:
+    env = official(split="test")
+    for index in range(len(env.instances)):
+        env.reset(index)
+        for turn in env.oracle(index):
+            result = env.step(turn)
+        assert result.reward == 1.0, env.instances[index].id
+
+
+def test_agentbench_falls_short_of_one_only_by_its_colour_rule(official: Callable[..., envs.Env]) -> None:
+    env, short = official(split="test", rules="agentbench"), []
+    for index, instance in enumerate(env.instances):
+        env.reset(index)
+        for turn in env.oracle(index):
+            result = env.step(turn)
+        if result.reward < 1.0:
+            short.append(instance.id)
+            options = len(instance.data["goal"]["goal_options"])
+            assert result.info["attributes_met"] == len(instance.data["goal"]["attributes"]) and result.info["price_met"]
+            assert result.info["options_met"] < options and result.info["type_factor"] == 1.0
+    assert len(short) == 6
