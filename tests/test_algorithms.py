@@ -206,6 +206,13 @@ def test_other_methods_watch_the_same_pacer_without_acting():
     assert set(lo_BT.flatten().tolist()) == {0.8} and set(hi_BT.flatten().tolist()) == {1.2}
 
 
+def test_every_setting_of_the_pacer_reaches_it():
+    settings = dict(eps0=0.22, alpha=0.3, beta=0.9, eps_min=0.1, eps_max=0.4, kappa=2.0, sigma_floor=0.01, ref_batches=2,
+                    warmup_steps=3, h_floor=0.01, n_min=4, trend_mode="relative")
+    pacer = get_algorithm("eppo", z_ddof=1, **settings).pacer
+    assert {name: getattr(pacer, name) for name in (*settings, "ddof")} == settings | {"ddof": 1}
+
+
 def test_asymmetric_clip_and_base_range():
     lo_BT, hi_BT = get_algorithm("grpo", clip_high=0.28).bounds(make_batch(), {})
     assert float(lo_BT[0, 0]) == pytest.approx(0.8) and float(hi_BT[0, 0]) == pytest.approx(1.28)
@@ -299,6 +306,9 @@ def test_kl_term_and_what_it_needs():
     d_BT = (batch.ref_logp_BT - batch.policy_logp_BT)[batch.mask_BT]
     assert list(extra) == ["kl"] and torch.allclose(extra["kl"][batch.mask_BT], 0.5 * (d_BT.exp() - d_BT - 1))
     assert not extra["kl"][~batch.mask_BT].any()
+    broken_BT = batch.ref_logp_BT.masked_fill(~batch.mask_BT, NAN)
+    again = get_algorithm("grpo", kl_coef=0.5).extra(Forward(batch.policy_logp_BT), replace(batch, ref_logp_BT=broken_BT))
+    assert torch.equal(again["kl"], extra["kl"])
     assert get_algorithm("eppo").needs == {"ref_logp"}
     without = get_algorithm("eppo", kl_coef=0)
     assert without.needs == frozenset() and without.extra(Forward(batch.policy_logp_BT), batch) == {}
