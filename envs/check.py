@@ -56,8 +56,8 @@ def check_env(task: str | type[Env], *, sizes: tuple[str, ...] | None = None, sp
             rows += [{"size": size, "split": split} | row for row in check.rows()]
             solved += [won for _, won in check.noisy]
     if solved and mean(solved) < noisy_share:
-        findings.append(f"recovery: expert() solves {sum(solved)} of {len(solved)} episodes in which mistake() spoke at rate {noise}; "
-                        f"it must recover in at least {noisy_share:.0%}")
+        findings.append(f"recovery: expert() solves {sum(solved)} of {len(solved)} episodes in which mistake() spoke at rate "
+                        f"{noise}; it must recover in at least {noisy_share:.0%}")
     findings = list(dict.fromkeys(findings))
     if findings:
         listed = findings[:MAX_LISTED] + [f"and {len(findings) - MAX_LISTED} more"] * (len(findings) > MAX_LISTED)

@@ -71,10 +71,9 @@ class Contract:
         self.expect(len(items) > 0, "no instances")
         self.expect(len({item.id for item in items}) == len(items), "instance ids are not unique")
         self.expect(list(self.other._load()) == list(items), "loading a second time gives other instances or another order")
-        strange = [item for item in items if not (isinstance(item, Instance) and item.task == self.cls.task
-                                                  and _plain(item.data))]
-        self.expect(not strange,
-                    f"{len(strange)} are not an Instance of this task with plain JSON data, the first: {strange[:1]}")
+        strange = [item for item in items
+                   if not isinstance(item, Instance) or item.task != self.cls.task or not _plain(item.data)]
+        self.expect(not strange, f"{len(strange)} are not an Instance of this task with plain JSON data: {strange[:1]}")
         for item in items:
             twin = marks.setdefault(fingerprint(item.data), f"{self.where} {item.id}")
             if not self.expect(twin == f"{self.where} {item.id}", f"{item.id} is the same as {twin}; splits must be disjoint"):
@@ -90,9 +89,8 @@ class Contract:
     # ---- rules on single episodes ---------------------------------------------------------------------------------
     def reset(self, index: int) -> None:
         first = self.env.reset(index, seed=1)
-        self.expect(bool(first) and _plain(first) and all(message["role"] in ("system", "user") and message["content"]
-                                                          for message in first),
-                    "opening messages need role and text, as plain JSON")
+        spoken = [message for message in first if message["role"] in ("system", "user") and message["content"]]
+        self.expect(bool(first) and _plain(first) and spoken == first, "opening messages need role and text, as plain JSON")
         before = fingerprint(self.env.instance.data)
         moved = self.answer(self.env, self.env.expert())
         self.expect(self.env.reset(index, seed=1) == first, "the same index and seed give other opening messages")
@@ -145,10 +143,9 @@ class Contract:
         """Whether a solving episode ended as it must."""
         if not self.expect(result is not None and result.done, f"{who} does not end the episode"):
             return False
-        return self.expect(result.reward == 1.0 and result.terminated and not result.truncated
-                           and result.status == Status.COMPLETED,
-                           f"{who} ends with reward {result.reward}, status '{result.status}'{', truncated' * result.truncated}; "
-                           f"expected reward 1, '{Status.COMPLETED}'; info {result.info}")
+        good = result.reward == 1.0 and result.terminated and not result.truncated and result.status == Status.COMPLETED
+        ending = f"reward {result.reward}, status '{result.status}'{', truncated' * result.truncated}"
+        return self.expect(good, f"{who} ends with {ending}; expected reward 1, '{Status.COMPLETED}'; info {result.info}")
 
     def step(self, env: Env, turn: str | Message) -> StepResult:
         """`env.step` with the rules that hold for every step."""
@@ -170,8 +167,8 @@ class Contract:
 
     def answer(self, env: Env, turn: str | Message) -> tuple[Any, ...]:
         result = self.step(env, turn)
-        return [message["content"]
-                for message in result.messages], result.reward, result.terminated, result.truncated, result.status
+        texts = [message["content"] for message in result.messages]
+        return texts, result.reward, result.terminated, result.truncated, result.status
 
     # ---- rules on hostile and useless turns -----------------------------------------------------------------------
     def garbage(self) -> None:
@@ -203,8 +200,9 @@ class Contract:
         self.env.reset(0)
         for turn in range(1, self.env.max_turns + 1):
             result = self.step(self.env, TALK)
+            state = "over" if result.done else "not over"
             if not self.expect(result.done == (turn == self.env.max_turns),
-                               f"after {turn} of {self.env.max_turns} turns of talk the episode is {'over' if result.done else 'not over'}"):
+                               f"after {turn} of {self.env.max_turns} turns of talk the episode is {state}"):
                 return
         self.limit_reached(result)
         self.expect(self.env.step(TALK) == result, "a step after the limit does not repeat the last result")
@@ -289,8 +287,8 @@ def garbage_turns(tools: list[dict[str, Any]]) -> list[str | Message]:
     for function in (tool["function"] for tool in tools):
         name, keys = function["name"], list(function["parameters"].get("properties", {}))
         turns += [assistant_call(name, **{key: value for key in keys}) for value in values]
-        turns += [f'<tool_call>{{"name": "{name}", "arguments": {text}}}</tool_call>' for text in ('"{}"', "[1]",
-                                                                                                   '{"no_such_argument": 1}')]
+        turns += [f'<tool_call>{{"name": "{name}", "arguments": {text}}}</tool_call>'
+                  for text in ('"{}"', "[1]", '{"no_such_argument": 1}')]
     return turns
 
 

@@ -229,7 +229,7 @@ def _fit(name: str, arguments: dict[str, Any], schema: dict[str, Any]) -> ToolCa
             return ToolCall(name, {}, f"{name}: missing argument {key!r}", arguments)
     for key, value in arguments.items():
         if key not in properties:
-            return ToolCall(name, {}, f"{name}: unknown argument {key!r}; the arguments are: {', '.join(properties)}",
+            return ToolCall(name, {}, f"{name}: unknown argument {str(key)[:60]!r}; the arguments are: {', '.join(properties)}",
                             arguments)
         if value is None:
             continue

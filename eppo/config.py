@@ -113,7 +113,7 @@ class WarmStart(Section):
     heads: int = key(4, "Attention heads of the micro model.", low=1)
     kv_heads: int = key(2, "Key and value heads of the micro model.", low=1)
     mlp: int = key(384, "Inner width of the micro model's MLP.", low=8)
-    vocab: int = key(1024, "Largest vocabulary of the micro tokenizer, special tokens included.", low=260)
+    vocab: int = key(1536, "Largest vocabulary of the micro tokenizer, special tokens included.", low=260)
 
     def _check(self) -> None:
         if self.target_low >= self.target_high:

@@ -84,7 +84,7 @@ class RunWriter:
             self._files = {name: LineFile(self.folder / f"{name}.jsonl") for name in FILES}
             self.rewind(-1 if self.last_step is None else self.last_step)       # rows of a step that was never finished
             self.info = {"schema": SCHEMA, "identity": config.identity(), "config": config.to_dict(), "seed": config.seed,
-                         "started": before.get("started", _now()), "ended": None, "status": "running", "error": None,
+                         "started": before.get("started", _now()), "ended": None, "status": "running", "error": None, "warnings": [],
                          "resumed": [*before.get("resumed", []), _now()] if resume else [], **environment()}
             self._save_info()
         except BaseException as error:
@@ -134,6 +134,12 @@ class RunWriter:
     def write_eval(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append evaluated episodes of the weights after `step` (0: before training)."""
         self._files["eval"].append([encode({**row, "step": step}, "eval") for row in rows], step)
+
+    def write_warnings(self, texts: Iterable[str]) -> None:
+        """What a reader of the run must know, into run.json; it replaces what was there."""
+        if (texts := list(texts)) != self.info["warnings"]:
+            self.info["warnings"] = texts
+            self._save_info()
 
     def rewind(self, step: int) -> None:
         """Drop every line of a later step, atomically file by file: the state to which a checkpoint of `step` belongs."""

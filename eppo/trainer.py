@@ -187,6 +187,7 @@ class _Run:
         record = StepRecord(step, metrics)
         self.writer.write_step(record, [episode_row(t, step, "train") for t in trajectories],
                                [trajectory_row(t, step) for t in self._chosen(trajectories)])
+        self.writer.write_warnings(self.algorithm.warnings)
         self.written = step
         return record
 

@@ -93,7 +93,7 @@ def _make(config: RunConfig, folder: Path, report: Report) -> dict[str, Any]:
     demos, tools = collect(config)
     played_s = time.perf_counter() - started
     texts = [text for demo in demos for text in _texts(demo)]
-    tokenizer = train_micro_tokenizer(texts, settings.vocab)
+    tokenizer = train_micro_tokenizer(texts, [tool for kit in tools.values() for tool in kit], settings.vocab)
     chat = ChatFormat(tokenizer)
     encoded: dict[str, list] = {task: [] for task in config.tasks}
     for demo in demos:

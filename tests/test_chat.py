@@ -70,7 +70,7 @@ def test_a_long_observation_is_cut_to_the_room_and_marked():
     assert len(ids) <= 60 and cut > 29_000
     assert CUT_MARK + "</tool_response>" in chat.tokenizer.decode(ids)
     assert chat.fitting_continuation(TOOL, True, 60) == (chat.continuation_ids(TOOL, True), 0)
-    assert chat.fitting_continuation(long, True, 3) == (None, 0)
+    assert chat.fitting_continuation(long, True, 2) == (None, 0)
 
 
 def test_decode_drops_only_the_end_token():

@@ -6,7 +6,9 @@ import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
 
-from eppo.policy import GLUE, build_micro_model, load_policy, splits_cleanly, token_scores, train_micro_tokenizer
+from envs.base import assistant_call, function_tool
+from envs.tool_calls import render_turn
+from eppo.policy import LAYOUT, build_micro_model, load_policy, splits_cleanly, token_scores, train_micro_tokenizer
 
 
 def test_scores_equal_a_plain_softmax_at_the_temperature():
@@ -79,13 +81,25 @@ def test_micro_tokenizer_splits_digits_keeps_text_and_has_the_tags():
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
     assert [tokenizer.decode([i]) for i in tokenizer.encode("027")] == ["0", "2", "7"]
-    assert all(len(tokenizer.encode(glue)) == 1 for glue in GLUE)
+    fixed = [*LAYOUT, '<tool_call>\n{"name": "look", "arguments": {"word": "', '"}}\n</tool_call>']
+    assert all(len(tokenizer.encode(piece)) == 1 for piece in fixed)
     assert tokenizer.eos_token == "<|im_end|>" and len(tokenizer.encode("<|im_start|>")) == 1
+
+
+def test_calls_with_two_arguments_and_lists_have_their_pieces_as_tokens():
+    tools = [function_tool("pair", "", first="a", second="b"),
+             function_tool("many", "", names={"type": "array", "items": {"type": "string"}})]
+    tokenizer = train_micro_tokenizer(["alpha beta"], tools, vocab=320)
+    for message, middle in ((assistant_call("pair", first="alpha", second="beta"), '", "second": "'),
+                            (assistant_call("many", names=["alpha"]), None)):
+        pieces = [tokenizer.decode([i]) for i in tokenizer.encode(render_turn(message))]
+        assert pieces[0].startswith("<tool_call>") and pieces[0].endswith('"') and pieces[-1].endswith("</tool_call>")
+        assert middle is None or middle in pieces
 
 
 def test_micro_tokenizer_does_not_depend_on_the_run():
     texts = ["alpha beta gamma delta"] * 3
-    first, second = (train_micro_tokenizer(texts, 300).backend_tokenizer.to_str() for _ in range(2))
+    first, second = (train_micro_tokenizer(texts, vocab=300).backend_tokenizer.to_str() for _ in range(2))
     assert first == second
 
 

@@ -2,9 +2,9 @@
 
 Tools, turn limit, statuses and grading: AgentBench's function-call form (THUDM/AgentBench, AgentRL). Commands run in one
 bubblewrap sandbox per episode (`envs.os_env.sandbox`); where none is possible the environment refuses, with the reason.
-`rules="strict"` grades answers outside the sandbox, and states by a clean shell after all other processes were ended; it takes an
-answer only from `answer_action`. `rules="agentbench"` grades what either ending tool says, reads a call's first value whatever
-its key, and ends the episode on a command that exceeds its time.
+`rules="strict"` grades answers outside the sandbox, and states by a clean shell after all other processes were ended; it takes
+an answer only from `answer_action`. `rules="agentbench"` grades what either ending tool says, reads a call's first value
+whatever its key, and ends the episode on a command that exceeds its time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from envs.base import Env, EnvFault, Message, Status, StepResult, assistant_call, function_tool
+from envs.base import Env, EnvFault, Message, Status, assistant_call, function_tool
 from envs.instances import Instance, generate
 from envs.os_env import checkers
 from envs.os_env.sandbox import Limits, Output, Sandbox, probe
@@ -23,8 +23,8 @@ from envs.os_env.tasks import NAMES, WORDS, draw_micro
 from envs.tool_calls import ParsedTurn, ToolCall
 
 MICRO_SYSTEM = "You use a Linux shell. Call one tool each turn."
-SYSTEM = """You act like a person at the keyboard of an Ubuntu machine; the user's side plays the machine. You get one problem: \
-either carry out an operation on it or answer a question about it.
+SYSTEM = """You act like a person at the keyboard of an Ubuntu machine; the user's side plays the machine. You get one \
+problem: either carry out an operation on it or answer a question about it.
 Each turn, think briefly, then call exactly one tool:
 - bash_action runs a bash script in your shell and shows you its output. Output that is too long is cut, so keep it short \
 yourself. Scripts must not wait for input.
@@ -33,6 +33,7 @@ yourself. Scripts must not wait for input.
 Always call a tool; an answer written as plain text does not count."""
 LEAD_IN = "Here is a new problem, in a fresh operating system.\n\n"
 CUTS = {"micro": (120, 100, " [cut]"), None: (800, 780, "\n[truncated because the output is too long]")}
+STOPPED = {"timeout": "[stopped: out of time]", "output": "[stopped: too much output]", "memory": "[stopped: out of memory]"}
 LIMITS = {"micro": Limits(wall_s=3.0, cpu_s=3, processes=32, address_bytes=256 << 20, memory_bytes=128 << 20,
                           file_bytes=4 << 20,
                           disk_bytes=4 << 20, output_bytes=1 << 18), None: Limits()}
@@ -78,14 +79,6 @@ class OSEnv(Env):
         return [{"role": "system", "content": MICRO_SYSTEM if micro else SYSTEM},
                 {"role": "user", "content": ("" if micro else LEAD_IN) + instance.data["question"]}]
 
-    def step(self, turn: str | Message, finish_reason: str = "stop") -> StepResult:
-        """As `Env.step`; `info["cut_chars"]` says how many characters of output the observation left out."""
-        self._cut_chars = 0
-        result = super().step(turn, finish_reason)
-        if self._cut_chars:
-            result.info["cut_chars"] = self._cut_chars
-        return result
-
     def _call(self, call: ToolCall) -> str | None:
         value = next(iter(call.arguments.values()))
         if call.name == "bash_action":
@@ -107,11 +100,10 @@ class OSEnv(Env):
         text = _ESCAPES.sub("", output.text.replace("\r\n", "\n")).rstrip("\n")
         limit, keep, note = CUTS.get(self.size, CUTS[None])
         if len(text) > limit:
-            self._cut_chars = len(text) - keep
+            self.cut_chars += len(text) - keep
             text = text[:keep] + note
         if output.why != "exit":
-            text = (text + "\n" if text else "") + {"timeout": "[stopped: out of time]", "output": "[stopped: too much output]",
-                                                    "memory": "[stopped: out of memory]"}[output.why]
+            text = f"{text}\n{STOPPED[output.why]}".lstrip("\n")
         if micro:
             return text or "(no output)"
         return f"The output of the OS:\n\n{text}" if text else "The output of the OS is empty."
@@ -173,9 +165,9 @@ class OSEnv(Env):
 
 
 def _ending(data: dict[str, Any]) -> Message:
-    return assistant_call("answer_action",
-                          answer=data["answer"]["value"]) if "answer" in data else assistant_call("finish_action",
-                                                                                                  thought="done")
+    if "answer" in data:
+        return assistant_call("answer_action", answer=data["answer"]["value"])
+    return assistant_call("finish_action", thought="done")
 
 
 def _undecodable(data: bytes) -> bool:

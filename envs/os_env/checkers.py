@@ -4,7 +4,7 @@
 |---|---|---|
 | integer | an optional sign and digits, white space around them: "42 files" is not 42 | what Python's int() reads |
 | string | equal after CRLF -> LF and stripping | the same |
-| size | number and unit (B K KB KiB .. T, any case) in powers of 1024: 10KB = 10240 | first suffix of a list, "B" first: no 10KB |
+| size | number and unit (B K KB KiB .. T, any case), powers of 1024: 1KB = 1024 | first suffix of a list, "B" first: no 10KB |
 | containing | the answer contains the expected text, which is not empty | the same, empty text included |
 | in | the answer, not empty, is part of the expected text | the same, an empty answer included |
 | regex | the expected pattern is found in the answer | the same |

@@ -95,8 +95,8 @@ class Sandbox:
                alone: bool = False) -> tuple[Output, bytes]:
         limits = self.limits
         wall_s = limits.wall_s if wall_s is None else wall_s
-        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "alone": alone, "wall_s": wall_s,
-                   "memory_bytes": limits.memory_bytes,
+        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "alone": alone,
+                   "wall_s": wall_s, "memory_bytes": limits.memory_bytes,
                    "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes, "RLIMIT_CPU": limits.cpu_s,
                               "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files, "RLIMIT_CORE": 0}}
         output, output_end = os.pipe2(os.O_CLOEXEC)

@@ -60,8 +60,7 @@ def program(machine: str | None = None) -> bytes:
     if machine not in ARCHES:
         raise OSError(f"no system-call table for {machine}; known: {', '.join(ARCHES)}")
     column = list(ARCHES).index(machine)
-    code: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, ARCHES[machine]), (_RETURN, 0, 0, _KILL),
-                                             (_LOAD, 0, 0, _NR)]
+    code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, ARCHES[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NR)]
     if machine == "x86_64":                                  # the x32 numbers would go past the table
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]
     for numbers in DENIED.values():

@@ -77,8 +77,8 @@ def bwrap_arguments(bwrap: str, init: str, limits: Limits) -> list[str]:
     """The command line of one sandbox; descriptors 3 to 7 are set by the server. Mounts happen in the order written."""
     size = ["--size", str(limits.disk_bytes)]
     arguments = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
-                 "--unshare-cgroup-try", "--uid", "0", "--gid", "0", "--hostname", "agent", "--die-with-parent", "--new-session",
-                 "--cap-drop", "ALL", "--clearenv", "--ro-bind", "/usr", "/usr"]
+                 "--unshare-cgroup-try", "--uid", "0", "--gid", "0", "--hostname", "agent", "--die-with-parent",
+                 "--new-session", "--cap-drop", "ALL", "--clearenv", "--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
         if os.path.islink(name):
             arguments += ["--symlink", os.readlink(name), name]

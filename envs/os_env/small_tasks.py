@@ -25,8 +25,8 @@ class Tree:
         self.root = rng.choice(PLACES).format(rng.choice(DIRS))
         first = pick(rng, DIRS, rng.randint(2, 4))
         self.folders = [self.root] + [f"{self.root}/{name}" for name in first]
-        self.folders += [f"{rng.choice(self.folders[1:])}/{name}" for name in pick(rng, [d for d in DIRS if d not in first],
-                                                                                   rng.randint(2, 4))]
+        second = pick(rng, [name for name in DIRS if name not in first], rng.randint(2, 4))
+        self.folders += [f"{rng.choice(self.folders[1:])}/{name}" for name in second]
         self.files: dict[str, str] = {}
 
     def fill(self, count: int, endings: tuple[str, ...] = ENDINGS) -> list[str]:
@@ -92,7 +92,8 @@ def which_file(rng: random.Random) -> dict[str, Any]:
 def log_lines(rng: random.Random, count: int) -> list[tuple[str, str, str, int]]:
     """Rows (time, level, user, milliseconds) of a log, in order of time."""
     minutes, day = sorted(rng.sample(range(24 * 60), count)), f"2021-03-{rng.randint(1, 28):02d}"
-    return [(f"{day}T{at // 60:02d}:{at % 60:02d}", rng.choice(LEVELS), rng.choice(USERS), rng.randint(1, 2000)) for at in minutes]
+    return [(f"{day}T{at // 60:02d}:{at % 60:02d}", rng.choice(LEVELS), rng.choice(USERS), rng.randint(1, 2000))
+            for at in minutes]
 
 
 def log_world(rng: random.Random) -> tuple[str, list[tuple[str, str, str, int]], list[str]]:
@@ -117,8 +118,7 @@ def distinct_users(rng: random.Random) -> dict[str, Any]:
     level = rng.choice(LEVELS)
     count = len({row[2] for row in rows if row[1] == level})
     return problem(f"How many different users have at least one line of level {level} in {path}? Answer with the number only.",
-                   init,
-                   [f"head -n 3 {path}", f"grep ' {level} ' {path} | cut -d ' ' -f 3 | sort -u | wc -l"],
+                   init, [f"head -n 3 {path}", f"grep ' {level} ' {path} | cut -d ' ' -f 3 | sort -u | wc -l"],
                    answer=("integer", count))
 
 

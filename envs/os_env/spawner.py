@@ -61,6 +61,12 @@ def place(fds):
     os.closerange(first, MAX_FDS)
 
 
+def default_signals():
+    """Undo what we and python ignore: an ignored signal would stay so in every program that follows."""
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(request, fds, filter_code):
     """Become bwrap. Descriptors 1 to 4: the log; 5: the filter; the others: small files, as pipes."""
     placed = {0: os.open("/dev/null", os.O_RDONLY), 1: fds[0], 2: fds[0], 3: fds[0], 4: fds[0]}
@@ -69,12 +75,12 @@ def start(request, fds, filter_code):
         os.write(write_end, text)
         os.close(write_end)
     place(placed)
+    default_signals()
     os.execve(request["argv"][0], request["argv"], {})
 
 
 def enter(pidfd):
-    prctl(PR_SET_DUMPABLE,
-          0)                                # nobody inside may look through /proc at this copy of the host's python
+    prctl(PR_SET_DUMPABLE, 0)                                # nobody inside may look through /proc at this copy of python
     check(LIBC.setns(pidfd, NAMESPACES), "setns")
 
 
@@ -98,8 +104,7 @@ def command(request, fds, filter_struct):
     os.close(write_end)
     place({0: os.open("/dev/null", os.O_RDONLY), 1: fds[1], 2: fds[1], STATE_IN: state, STATE_OUT: fds[2]})
     os.umask(0o022)
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by us or by python; an ignored signal stays so
-        signal.signal(number, signal.SIG_DFL)
+    default_signals()
     try:
         os.chdir(request["cwd"])
     except OSError:
@@ -133,6 +138,13 @@ def kill_all():
     os.waitpid(child, 0)
 
 
+def kill_group(child):
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:                               # so young that it leads no group yet
+        os.kill(child, signal.SIGKILL)
+
+
 def run(request, fds, filter_struct):
     """Enter the sandbox, run the command in a child, answer {"code", "why"}; why: exit, timeout, output, memory."""
     reply = socket.socket(fileno=fds[3])
@@ -160,7 +172,7 @@ def run(request, fds, filter_struct):
             why = "output" if ready else "timeout" if time.monotonic() > deadline else \
                 "memory" if memory_used() > request["memory_bytes"] else "exit"
             if why != "exit":
-                os.killpg(child, signal.SIGKILL)
+                kill_group(child)
                 if why == "memory":
                     kill_all()
                 break
@@ -205,7 +217,7 @@ def main():
         os.setgroups([])
         os.setresgid(hello["uid"], hello["uid"], hello["uid"])
         os.setresuid(hello["uid"], hello["uid"], hello["uid"])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FDS, MAX_FDS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)             # Ctrl-C is the owner's business; it may want to close in order
     gc.disable()

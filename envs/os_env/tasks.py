@@ -65,15 +65,13 @@ def read(rng: random.Random) -> dict[str, Any]:
 def lines(rng: random.Random) -> dict[str, Any]:
     folder, count = Folder(rng), rng.randint(10, 299)
     return problem(f"How many lines has {folder.file}?", [*folder.init(), f"seq {count} > {folder.name}"],
-                   [f"wc -l < {folder.file}"],
-                   answer=("integer", count))
+                   [f"wc -l < {folder.file}"], answer=("integer", count))
 
 
 def which(rng: random.Random) -> dict[str, Any]:
     folder = Folder(rng)
     return problem(f"Which file in {folder.path} has the word {folder.word}?", folder.init(),
-                   [f"grep -l {folder.word} {folder.path}/*"],
-                   answer=("string", folder.name))
+                   [f"grep -l {folder.word} {folder.path}/*"], answer=("string", folder.name))
 
 
 def largest(rng: random.Random) -> dict[str, Any]:
