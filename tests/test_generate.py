@@ -83,6 +83,28 @@ def test_equal_inputs_give_equal_bits_whatever_the_environments_take():
     assert all(sum(mask) >= 3 for _, mask, _ in first)
 
 
+def test_what_was_sampled_before_changes_no_batch(monkeypatch):
+    from eppo.generate import transformers_generator
+
+    shapes, forward = [], transformers_generator._Engine._forward
+
+    def watched(self, ids_BT, write_BT, start, length, last_B):
+        shapes.append((self.pool, tuple(ids_BT.shape), start, length, self.kv.data.shape))
+        return forward(self, ids_BT, write_BT, start, length, last_B)
+
+    monkeypatch.setattr(transformers_generator._Engine, "_forward", watched)
+    model, seen = tiny_model(vocab=V), []
+    generator = TransformersGenerator(model)
+    generator.sync(model, 0, STALE)
+    for sessions in (9, 20, 9):
+        shapes.clear()
+        play(generator, sessions, pools=("stale", "fresh"))
+        seen.append(list(shapes))
+        for number in range(sessions):
+            generator.end(f"s{number}")
+    assert seen[0] == seen[2] != seen[1]
+
+
 def test_few_slots_play_the_same_tokens_as_many():
     model = tiny_model(vocab=V)
     many, few = play(TransformersGenerator(model), 9), play(TransformersGenerator(model, max_active=2), 9)

@@ -70,8 +70,8 @@ def test_sampled_ids_are_never_tokenised_again(env):
 @pytest.mark.parametrize("limits, script, status, turns", [
     (LIMITS, [turn("look", word="x")] * 9, "task limit reached", 4),
     (RolloutLimits(400, 64, max_turns=2), [turn("look", word="x")] * 9, "task limit reached", 2),
-    (RolloutLimits(64, 64), [turn("look", word="x")] * 9, "agent context limit", 1),
-    (RolloutLimits(12, 12), [], "agent context limit", 0),
+    (RolloutLimits(18, 18), [turn("look", word="x")] * 9, "agent context limit", 1),
+    (RolloutLimits(10, 10), [], "agent context limit", 0),
     (LIMITS, [turn("answer", value="no")], "completed", 1),
 ])
 def test_endings_without_success(env, limits, script, status, turns):
@@ -88,8 +88,8 @@ def test_evaluation_may_keep_the_environments_reward(env):
 
 
 def test_a_turn_cut_by_its_limit_gets_the_end_it_lacks_and_goes_on(env):
-    cut = turn("look", word="apple")[:6]
-    script = [Completion(cut, [-1.0] * 6, "length", 0, "fresh"), *solving_script(env, 0)]
+    cut = turn("look", word="apple")[:2]
+    script = [Completion(cut, [-1.0] * 2, "length", 0, "fresh"), *solving_script(env, 0)]
     episode = run_episode(env, 0, ScriptedGenerator(script), CHAT, limits=LIMITS)
     assert episode.success and episode.turns[0].finish_reason == "length" and episode.info["invalid_calls"] == 1
     assert episode.ids_T[episode.turns[0].stop] == CHAT.end_id and episode.mask_T[episode.turns[0].stop] == 0

@@ -151,7 +151,7 @@ ESCAPES = {
     "see the host's root home": ("ls -A /root", "box"),
     "read the starting process's environment": ("tr '\\0' '\\n' < /proc/1/environ; echo end", "end"),
     "read the host's kernel command line": ("cat /proc/cmdline", "Permission denied"),
-    "leave through the root of PID 1": ("ls /proc/1/root/work /proc/1/root/sys", "cannot access"),
+    "leave through the root of PID 1": ("ls /proc/1/root/boot /proc/1/root/sys", "cannot access"),
     "leave through a descriptor of PID 1": ("for fd in /proc/1/fd/*; do readlink $fd; done | sort -u", "/dev/null"),
     "reach the internet": ("timeout 1 bash -c 'echo > /dev/tcp/1.1.1.1/53'", "Network is unreachable"),
     "reach the host by vsock": (PYTHON_SOCKET % "40, 1", "not supported"),

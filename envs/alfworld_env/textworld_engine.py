@@ -77,10 +77,10 @@ class TextWorldEngine:
     other; it holds a copy of the planner's library, which the process never gives back.
 
     Args:
-        fast: use the caches (same texts).
+        fast: use the caches (same texts); they stay for the life of the process.
 
     Raises:
-        EnvFault: TextWorld is not installed.
+        EnvFault: TextWorld is not installed. ValueError: `fast=False` after the caches came into place.
     """
 
     def __init__(self, fast: bool = True) -> None:
@@ -92,6 +92,8 @@ class TextWorldEngine:
 
         if fast:
             _speed_up()
+        elif _speed_up.cache_info().currsize:
+            raise ValueError("TextWorld runs with caches in this process already; use a fresh process for fast=False")
         self._env = AlfredDemangler(PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
         self.commands: list[str] = []
         self.won = False

@@ -11,7 +11,7 @@ from envs.os_env.tasks import DIRS, NAMES, WORDS, only, pick, problem
 
 USERS = ("alice", "bruno", "carla", "dmitri", "elena", "farid", "greta", "hiro", "ines", "jonas", "karin", "luis", "mei",
          "nadia", "oscar", "petra")
-PLACES = ("/root/{}", "/home/{}", "/opt/{}", "/var/{}", "/tmp/{}", "/var/lib/{}", "/home/shared/{}", "/opt/data/{}")
+PLACES = ("/root/{}", "/home/{}", "/opt/{}", "/var/{}", "/tmp/{}", "/var/lib/{}", "/home/public/{}", "/opt/data/{}")
 ENDINGS = ("txt", "csv", "log", "md", "conf", "json")
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 KEYS = ("timeout", "port", "retries", "threads", "cache_mb", "batch", "depth", "window", "limit", "workers")

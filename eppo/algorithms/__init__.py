@@ -6,11 +6,44 @@ from __future__ import annotations
 from typing import Any
 
 from eppo.algorithms.agentrl import AgentRL
+from eppo.algorithms.bapo import BAPO, BAPONative
 from eppo.algorithms.base import Algorithm, Forward
+from eppo.algorithms.c0_fixed import FixedClip
+from eppo.algorithms.c10_level import LevelPacing
+from eppo.algorithms.c11_weights import TaskWeights
+from eppo.algorithms.c1_per_task import FixedPerTask
+from eppo.algorithms.c2a_shuffled import ShuffledEachStep
+from eppo.algorithms.c2b_deranged import Deranged
+from eppo.algorithms.c3_random import RandomPacing
+from eppo.algorithms.c4_yoked import Yoked
+from eppo.algorithms.c5_inverted import Inverted
+from eppo.algorithms.c6_success import SuccessPacing
+from eppo.algorithms.c7_reward_spread import RewardSpreadPacing
+from eppo.algorithms.c8_global import GlobalPacing
+from eppo.algorithms.c9_clip_equaliser import ClipEqualiser
+from eppo.algorithms.cagrad import CAGrad
+from eppo.algorithms.ce_gppo import CEGPPO
+from eppo.algorithms.cispo import CISPO
+from eppo.algorithms.clip_cov import ClipCov
+from eppo.algorithms.dapo import DAPO
+from eppo.algorithms.dcpo import DCPO, DCPONative
+from eppo.algorithms.dr_grpo import DrGRPO
+from eppo.algorithms.entropy_bonus import EntropyBonus
+from eppo.algorithms.epo import EPO
+from eppo.algorithms.epo_hinge import EPOHinge
 from eppo.algorithms.eppo import EPPO
 from eppo.algorithms.eppo_no_task_clip import EPPONoTaskClip
 from eppo.algorithms.eppo_no_trend import EPPONoTrend
+from eppo.algorithms.gigpo import GiGPO
+from eppo.algorithms.gigpo_seal import GiGPOSEAL
 from eppo.algorithms.grpo import GRPO
+from eppo.algorithms.gspo import GSPO
+from eppo.algorithms.kl_cov import KLCov
+from eppo.algorithms.pcgrad import PCGrad
+from eppo.algorithms.rloo import RLOO
+from eppo.algorithms.rloo_eppo import RLOOEPPO
+from eppo.algorithms.sapo import SAPO
+from eppo.algorithms.seal import SEAL
 from eppo.checks import check_name
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
@@ -47,6 +80,14 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     return cls(**settings)
 
 
-for _name, _cls in (("grpo", GRPO), ("agentrl", AgentRL), ("eppo", EPPO), ("eppo_no_task_clip", EPPONoTaskClip),
-                    ("eppo_no_trend", EPPONoTrend)):
+for _name, _cls in {
+    "grpo": GRPO, "dr_grpo": DrGRPO, "rloo": RLOO, "rloo_eppo": RLOOEPPO, "agentrl": AgentRL, "eppo": EPPO,
+    "eppo_no_task_clip": EPPONoTaskClip, "eppo_no_trend": EPPONoTrend, "dcpo": DCPO, "dcpo_native": DCPONative, "bapo": BAPO,
+    "bapo_native": BAPONative, "dapo": DAPO, "ce_gppo": CEGPPO, "gspo": GSPO, "cispo": CISPO, "sapo": SAPO, "gigpo": GiGPO,
+    "gigpo_seal": GiGPOSEAL, "seal": SEAL, "entropy_bonus": EntropyBonus, "epo": EPO, "epo_hinge": EPOHinge,
+    "clip_cov": ClipCov, "kl_cov": KLCov, "pcgrad": PCGrad, "cagrad": CAGrad, "c0_fixed": FixedClip,
+    "c1_per_task": FixedPerTask, "c2a_shuffled": ShuffledEachStep, "c2b_deranged": Deranged, "c3_random": RandomPacing,
+    "c4_yoked": Yoked, "c5_inverted": Inverted, "c6_success": SuccessPacing, "c7_reward_spread": RewardSpreadPacing,
+    "c8_global": GlobalPacing, "c9_clip_equaliser": ClipEqualiser, "c10_level": LevelPacing, "c11_weights": TaskWeights,
+}.items():
     register(_name, _cls)

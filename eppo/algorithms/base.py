@@ -1,9 +1,9 @@
 """What a method is: settings, and hooks that the trainer calls. The defaults are GRPO's; a method overrides what differs.
 
-Order of calls in one training step: `select` on the rolled-out groups; `advantages` on the whole batch; `pace` with the
+`begin` once, before `extra_parameters`. Order of calls in one training step: `select` on the rolled-out groups; `advantages` on the whole batch; `pace` with the
 per-task statistics of the pass before the first gradient; then per optimiser step `bounds` and `denominator` on the whole
-mini-batch, and per micro-batch `token_loss` and `extra`, each through `reduce`; `combine` if gradients are kept per task.
-`metrics` and `warnings` go to the record.
+mini-batch, per micro-batch `token_loss` and `extra`, each through `reduce`, `combine` if gradients are kept per task, and
+`clip_events` on the step's log-probabilities. `metrics` and `warnings` go to the record.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from eppo.advantages import KINDS, group_advantages, normalise_per_task, without_spread
 from eppo.checks import check_name, check_type
-from eppo.clipping import task_bounds
+from eppo.clipping import ClipMasks, clip_masks, task_bounds
+from eppo.gradients import cosine_metrics
 from eppo.losses import KL_KINDS, check_reduction, clipped_surrogate, kl_penalty, reduce_tokens, reduction_count
 from eppo.pacer import EntropyPacer, Reading
 from eppo.types import Batch, Group, TaskStats
 
 RARE_CLIP = 1e-3                                            # below this share of clipped tokens, clip methods cannot differ
 STEPS_TO_JUDGE = 10
+MANY_REINFORCED = 0.05                                      # share of episodes that failed with their group and are reinforced
 
 
 class Forward(NamedTuple):
@@ -45,6 +47,7 @@ class Algorithm:
         advantage, ddof: kind and std of `advantages.group_advantages`.
         task_norm: task advantage normalisation after the group advantage.
         mask_zero_variance_groups: leave groups of equal rewards out of that normalisation, with advantage 0.
+        gradient_cosines: log the cosines between the tasks' gradients; one backward pass per task, N gradients in memory.
 
     Raises:
         ValueError: a setting of the wrong type, out of range, or without effect beside the others.
@@ -61,11 +64,18 @@ class Algorithm:
     ddof: int = 1
     task_norm: bool = False
     mask_zero_variance_groups: bool = False
+    gradient_cosines: bool = False
 
     name: ClassVar[str] = ""                                # set by `register`
-    step_metrics: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    clips: ClassVar[bool] = True                            # False: no bound of this method removes gradients
+    tasks: tuple[str, ...] = field(default=(), init=False, repr=False)
+    steps: int = field(default=0, init=False, repr=False)
+    seed: int = field(default=0, init=False, repr=False)
+    notes: dict[str, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     clip_steps: int = field(default=0, init=False, repr=False)
     clip_sum: float = field(default=0.0, init=False, repr=False)
+    failure_steps: int = field(default=0, init=False, repr=False)
+    failure_sum: float = field(default=0.0, init=False, repr=False)
     pacer: EntropyPacer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +115,15 @@ class Algorithm:
     @property
     def needs(self) -> frozenset[str]:
         """Subset of {"policy_pass", "ref_logp", "entropy", "hidden", "per_task_grad"}: what the trainer must provide."""
-        return frozenset({"ref_logp"} if self.kl_coef else ())
+        return frozenset(({"ref_logp"} if self.kl_coef else set()) | ({"per_task_grad"} if self.gradient_cosines else set()))
+
+    def begin(self, model: nn.Module, tasks: Sequence[str], steps: int, seed: int) -> None:
+        """The run that this method will see: its policy, its tasks in order, its length and its seed.
+
+        Raises:
+            ValueError: the method cannot do this run.
+        """
+        self.tasks, self.steps, self.seed = tuple(tasks), steps, seed
 
     def select(self, groups: Sequence[Group]) -> tuple[Sequence[Group], dict[str, int]]:
         """Groups to keep, and how many more to roll out per task. Default: all, none."""
@@ -118,8 +136,8 @@ class Algorithm:
 
     def advantages(self, batch: Batch) -> Tensor:
         """advantages_BT of the whole step's batch, 0 off the sampled tokens and in rows without a reward."""
+        self.notes = {}
         advantages_BT, mask_BT = self.group_credit(batch), self.trained_mask(batch)
-        self.step_metrics = {}
         if not self.task_norm:
             return advantages_BT
         flat_B = without_spread(batch.rewards_B, batch.group_ids_B).to(mask_BT.device)
@@ -157,7 +175,14 @@ class Algorithm:
 
     def combine(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """One gradient from the tasks' gradients (needs "per_task_grad"). Default: the sum, which is the joint gradient."""
+        for name, value in cosine_metrics(gradients).items():
+            self.note(name, value)
         return sum(gradients.values())
+
+    def clip_events(self, minibatch: Batch, policy_logp_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> ClipMasks:
+        """Which tokens the bounds clipped in this optimiser step, for the record."""
+        return clip_masks(policy_logp_BT, minibatch.sampler_logp_BT, minibatch.advantages_BT, minibatch.mask_BT, lo_BT, hi_BT,
+                          self.dual_clip)
 
     def denominator(self, mask_BT: Tensor) -> int:
         """What `reduce` divides by, for one optimiser step's whole mask; sum it over ranks."""
@@ -170,26 +195,37 @@ class Algorithm:
     # ---- state and records ------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs, as JSON values (tensors only if the method has parameters)."""
-        return {"pacer": self.pacer.state_dict(), "clip_steps": self.clip_steps, "clip_sum": self.clip_sum}
+        return {"pacer": self.pacer.state_dict(), "clip_steps": self.clip_steps, "clip_sum": self.clip_sum,
+                "failure_steps": self.failure_steps, "failure_sum": self.failure_sum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.pacer.load_state_dict(state["pacer"])
         self.clip_steps, self.clip_sum = state["clip_steps"], state["clip_sum"]
+        self.failure_steps, self.failure_sum = state["failure_steps"], state["failure_sum"]
+
+    def note(self, name: str, value: float, weight: float = 1.0) -> None:
+        """Log `value` under `name` in this step; the record holds the weighted mean of all that a step notes."""
+        total, mass = self.notes.get(name, (0.0, 0.0))
+        self.notes[name] = (total + float(value) * weight, mass + weight)
 
     def metrics(self) -> dict[str, float]:
         """This step's numbers, flat: pacer/<task>/<field> (of a method that does not pace: what the pacer would have said);
         with task normalisation task/<task>/reinforced_failure_frac, the share of the task's episodes that failed together
         with their whole group and still got a positive advantage."""
-        return self.pacer.metrics() | self.step_metrics
+        return self.pacer.metrics() | {name: total / mass for name, (total, mass) in self.notes.items() if mass}
 
     @property
     def warnings(self) -> list[str]:
         """What a reader of the run must know, as constant texts; a text goes when its reason does."""
-        if self.clip_steps >= STEPS_TO_JUDGE and self.clip_sum / self.clip_steps < RARE_CLIP:
-            return ["The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in the "
-                    "clip range cannot differ here; use more minibatches, epochs or lag."]
-        return []
+        texts = []
+        if self.clips and self.clip_steps >= STEPS_TO_JUDGE and self.clip_sum / self.clip_steps < RARE_CLIP:
+            texts.append("The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in the "
+                         "clip range cannot differ here; use more minibatches, epochs or lag.")
+        if self.failure_steps >= STEPS_TO_JUDGE and self.failure_sum / self.failure_steps > MANY_REINFORCED:
+            texts.append("Task normalisation reinforces failures: more than 5 % of episodes failed with their whole group and got "
+                         "a positive advantage (task/<task>/reinforced_failure_frac); mask_zero_variance_groups avoids it.")
+        return texts
 
     def observe(self, stats: Mapping[str, TaskStats]) -> dict[str, Reading]:
         """Feed the pacer and the watch on the clip fraction; the readings per task."""
@@ -205,9 +241,12 @@ class Algorithm:
         return batch.mask_BT & ~batch.rewards_B.isnan().to(batch.mask_BT.device)[:, None]
 
     def _count_reinforced_failures(self, batch: Batch, advantages_BT: Tensor, flat_B: Tensor) -> None:
-        reinforced_B = ((advantages_BT > 0).any(dim=1) & flat_B).tolist()
+        reinforced_B, total = ((advantages_BT > 0).any(dim=1) & flat_B).tolist(), 0
         for index, task in enumerate(batch.tasks):
             rows = (batch.task_ids_B == index).nonzero()[:, 0].tolist()
             if rows:
                 hits = sum(reinforced_B[row] and not batch.trajectories[row].success for row in rows)
-                self.step_metrics[f"task/{task}/reinforced_failure_frac"] = hits / len(rows)
+                self.note(f"task/{task}/reinforced_failure_frac", hits / len(rows))
+                total += hits
+        self.failure_steps += 1
+        self.failure_sum += total / max(len(reinforced_B), 1)

@@ -39,6 +39,11 @@ class KVBatch(Cache):
         self.shape = (config.num_hidden_layers, 2, config.num_key_value_heads, head_dim)
         self.dtype, self.device = model.dtype, model.device
         self.layers = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Free the storage. Its size decides how rows lie in memory, and that, through the kernels chosen, the last bit of a
+        result: whoever wants the same bits starts from none."""
         self.data = self._empty(0, 0)
 
     def _empty(self, rows: int, length: int) -> Tensor:

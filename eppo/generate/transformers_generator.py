@@ -295,6 +295,9 @@ class TransformersGenerator:
             if self._driving:
                 raise RuntimeError("stream while other turns are being sampled")
             self._driving = True
+            for engine in self._engines.values():           # what earlier calls left behind must not decide a last bit
+                engine.kv.clear()
+                engine.prefixes.clear()
         try:
             rows = [self._row(request) for request in requests]
             owner = {row.order: index for index, row in enumerate(rows)}

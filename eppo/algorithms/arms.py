@@ -1,0 +1,126 @@
+"""What the control arms share: the frame of EPPO without its trend, in which only the clip ranges come from elsewhere.
+
+Every arm keeps agentrl's task normalisation, KL and dual clip. The pacer observes, so that the arm's record also holds what
+EPPO's pacer would have set on the arm's own entropies: pacer/<task>/eps beside control/<task>/eps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Mapping, Sequence
+
+from torch import nn
+
+from eppo.algorithms.agentrl import AgentRL
+from eppo.algorithms.eppo_no_trend import EPPONoTrend
+from eppo.controls import Schedule, read_schedule
+from eppo.pacer import Reading, standardise
+from eppo.types import TaskStats
+
+
+class Arm:
+    """Mixin: `ranges` says the clip ranges of a step; they are logged with their averages over time.
+
+    Logs control/<task>/eps, control/<task>/eps_mean (over the run so far), control/eps_mean (over tasks, this step) and
+    control/eps_mean_all (over tasks and the run so far), to compare with pacer/eps_mean.
+    """
+
+    sums: dict[str, list[float]]
+
+    def ranges(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
+        """Clip range per task for this rollout batch."""
+        raise NotImplementedError
+
+    def pace(self, stats: Mapping[str, TaskStats]) -> dict[str, float]:
+        eps = self.ranges(stats, self.observe(stats))
+        for task, value in eps.items():
+            pair = self.sums.setdefault(task, [0.0, 0])
+            pair[0], pair[1] = pair[0] + value, pair[1] + 1
+            self.note(f"control/{task}/eps", value)
+            self.note(f"control/{task}/eps_mean", pair[0] / pair[1])
+            self.note("control/eps_mean", value)
+        if self.sums:
+            totals = [sum(pair[part] for pair in self.sums.values()) for part in (0, 1)]
+            self.note("control/eps_mean_all", totals[0] / totals[1])
+        return eps
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"sums": {task: list(pair) for task, pair in sorted(self.sums.items())}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.sums = {task: list(pair) for task, pair in state["sums"].items()}
+
+
+@dataclass(kw_only=True, eq=False)
+class FixedArm(Arm, AgentRL):
+    """An arm whose ranges depend on nothing that happens in its run."""
+
+    sums: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+
+
+@dataclass(kw_only=True, eq=False)
+class PacedArm(Arm, EPPONoTrend):
+    """An arm with a live signal: eps = clamp(eps0 (1 + alpha tanh z)), z from `scores`.
+
+    `match_mean` scales all ranges of a step so that their mean is the one EPPO's pacer would have had in it (the clamp is not
+    applied again): to be run beside the plain arm where the means differ by more than 2 %.
+    """
+
+    match_mean: bool = False
+    sums: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+
+    def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
+        """z per task."""
+        raise NotImplementedError
+
+    def ranges(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
+        return self.matched({task: self.clip_range(z) for task, z in self.scores(stats, readings).items()}, readings)
+
+    def clip_range(self, z: float) -> float:
+        """clamp(eps0 (1 + alpha tanh z), eps_min, eps_max)."""
+        return min(max(self.eps0 * (1 + self.alpha * math.tanh(z)), self.eps_min), self.eps_max)
+
+    def standardised(self, signal: Mapping[str, float]) -> dict[str, float]:
+        """A signal as z-scores over the tasks, with the pacer's ddof and sigma_floor."""
+        return standardise(signal, self.z_ddof, self.sigma_floor)
+
+    def matched(self, eps: dict[str, float], readings: Mapping[str, Reading]) -> dict[str, float]:
+        """The ranges, scaled to the mean of EPPO's if `match_mean`."""
+        if not (self.match_mean and eps and readings):
+            return eps
+        factor = _mean([one.eps for one in readings.values()]) / _mean(list(eps.values()))
+        return {task: value * factor for task, value in eps.items()}
+
+
+@dataclass(kw_only=True, eq=False)
+class ScheduledArm(FixedArm):
+    """An arm that takes its ranges from recorded runs of EPPO. `schedule_from` is read when the run begins.
+
+    Raises:
+        ValueError: no `schedule_from`; at the beginning of the run, records that do not match it (`controls.read_schedule`).
+    """
+
+    several: ClassVar[bool] = False
+    schedule_from: str = ""
+    schedules: tuple[Schedule, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.folders or (len(self.folders) > 1 and not self.several):
+            wanted = "the folders of finished runs of eppo, commas between" if self.several else "the folder of one finished run of eppo"
+            raise ValueError(f"{self.name}: schedule_from must name {wanted}, got {self.schedule_from!r}")
+
+    @property
+    def folders(self) -> list[str]:
+        """The runs that `schedule_from` names."""
+        return [folder.strip() for folder in self.schedule_from.split(",") if folder.strip()]
+
+    def begin(self, model: nn.Module, tasks: Sequence[str], steps: int, seed: int) -> None:
+        super().begin(model, tasks, steps, seed)
+        self.schedules = tuple(read_schedule(folder, tasks, steps, seed) for folder in self.folders)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,106 @@
+"""SEAL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from eppo.algorithms.base import Algorithm, Forward
+from eppo.checks import check_name
+from eppo.generate.protocol import stable_seed
+from eppo.seal import SealHead, make_head, separation_metrics, token_separation, trajectory_separation
+from eppo.types import Batch, Trajectory
+
+LEVELS, ZERO_ADVANTAGES = ("token", "trajectory"), ("positive", "mask")
+
+
+@dataclass(kw_only=True, eq=False)
+class SEAL(Algorithm):
+    """Separation-enhanced agent learning: an auxiliary classifier on the last hidden states, whose gradient reaches the policy.
+
+    Source: arXiv 2605.27954 and the authors' code; head and losses in `eppo.seal`.
+
+    Differs from grpo:
+        1. The loss has the term coef BCE(head(h), y) on every sampled token; y is 1 where the advantage is at least 0.
+        2. One head for all tasks, trained by the same optimiser and counted in gradient clipping.
+        3. KL 0.01.
+
+    The paper's text labels correct and incorrect episodes, its code the advantage's sign: level "trajectory" is the text, one
+    label (success) and one mean state per episode. Labels are taken before task normalisation, which would shift the signs.
+
+    Defaults: coef 0.02, three layers, dropout 0.1, zero advantage counts as positive, as released; KL as in the paper.
+
+    Logs: seal/accuracy, seal/auc, seal/cosine_gap (1 - cosine of the class means) and loss/seal.
+
+    Degenerate cases: coef 0 is grpo with another KL. Groups of equal rewards have advantage 0: with "positive" an all-fail group
+    counts as good; `zero_adv` "mask" leaves it out. A nearly solved or hopeless task has one class only.
+    """
+
+    kl_coef: float = 0.01
+    coef: float = 0.02
+    level: str = "token"
+    zero_adv: str = "positive"
+    layers: int = 3
+    dropout: float = 0.1
+    head: SealHead | None = field(default=None, init=False, repr=False)
+    credit: dict[tuple[str, str, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name("SEAL level", self.level, LEVELS)
+        check_name("SEAL zero_adv", self.zero_adv, ZERO_ADVANTAGES)
+        if self.coef < 0 or self.layers < 1 or not 0 <= self.dropout < 1:
+            raise ValueError(f"coef must be at least 0, layers at least 1 and dropout lie in [0, 1), got {self.coef}, {self.layers}, "
+                             f"{self.dropout}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"hidden"}
+
+    def begin(self, model: nn.Module, tasks: Sequence[str], steps: int, seed: int) -> None:
+        super().begin(model, tasks, steps, seed)
+        width = model.config.get_text_config().hidden_size
+        self.head = make_head(width, self.layers, self.dropout, stable_seed("seal", seed)).to(model.device)
+
+    def extra_parameters(self) -> Iterable[nn.Parameter]:
+        return self.head.parameters()
+
+    def group_credit(self, batch: Batch) -> Tensor:
+        credit_BT = super().group_credit(batch)
+        self.credit = {_key(one): credit_T for one, credit_T in zip(batch.trajectories, credit_BT)}
+        return credit_BT
+
+    def extra(self, forward: Forward, minibatch: Batch) -> dict[str, Tensor]:
+        hidden_BTD, mask_BT = forward.hidden_BTD, minibatch.mask_BT
+        credit_BT = torch.stack([self.credit[_key(one)][:mask_BT.shape[1]] for one in minibatch.trajectories])
+        if self.level == "token":
+            labels_BT = (credit_BT >= 0).double()
+            loss_BT, logits_BT = token_separation(self.head, hidden_BTD, labels_BT, mask_BT)
+        else:
+            labels_B = torch.tensor([float(one.success) for one in minibatch.trajectories], dtype=torch.float64)
+            labels_BT = labels_B[:, None].expand_as(credit_BT)
+            loss_BT, logits_BT = trajectory_separation(self.head, hidden_BTD, labels_B, mask_BT)
+        if self.zero_adv == "mask":
+            mask_BT = mask_BT & (credit_BT != 0)
+            loss_BT = loss_BT.where(mask_BT.to(loss_BT.device), 0)
+        where_BT = mask_BT.to(loss_BT.device)
+        if count := int(mask_BT.sum()):
+            found = separation_metrics(logits_BT[where_BT], labels_BT[mask_BT], hidden_BTD[where_BT])
+            for name, value in found.items():
+                self.note(f"seal/{name}", value, count)
+        return super().extra(forward, minibatch) | {"seal": self.coef * loss_BT}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"head": None if self.head is None else self.head.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["head"] is not None:
+            self.head.load_state_dict(state["head"])
+
+
+def _key(trajectory: Trajectory) -> tuple[str, str, int]:
+    return trajectory.task, trajectory.group_id, trajectory.seed

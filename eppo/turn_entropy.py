@@ -1,0 +1,59 @@
+"""Entropy by turn: a history of each task's mean entropy at its n-th turn, and the band around it (EPO)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+
+from eppo.types import Batch
+
+
+@dataclass(eq=False)
+class TurnEntropyHistory:
+    """Unweighted means over past batches of the token-mean entropy, in nats, of each task's n-th turn.
+
+    A batch without that turn does not count for it (the released code counts it as 0, which lowers the mean).
+    """
+
+    sums: dict[str, list[list[float]]] = field(default_factory=dict)   # task -> per turn [sum of batch means, batches]
+
+    def means(self) -> dict[str, list[float]]:
+        """Per task, the historical mean of each turn, NaN for one that had no token yet."""
+        return {task: [total / count if count else math.nan for total, count in turns] for task, turns in self.sums.items()}
+
+    def add(self, batch: Batch) -> None:
+        """Take in a batch's `entropy_BT`."""
+        found: dict[str, dict[int, list[float]]] = {}
+        for row, trajectory in enumerate(batch.trajectories):
+            for number, turn in enumerate(trajectory.turns):
+                values_N = batch.entropy_BT[row, turn.start:turn.stop][batch.mask_BT[row, turn.start:turn.stop]]
+                pair = found.setdefault(trajectory.task, {}).setdefault(number, [0.0, 0.0])
+                pair[0] += float(values_N.double().sum())
+                pair[1] += len(values_N)
+        for task, turns in found.items():
+            known = self.sums.setdefault(task, [])
+            known += [[0.0, 0] for _ in range(max(turns) + 1 - len(known))]
+            for number, (total, tokens) in turns.items():
+                if tokens:
+                    known[number][0] += total / tokens
+                    known[number][1] += 1
+
+
+def entropy_band(batch: Batch, means: Mapping[str, list[float]], low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Per sampled token, low and high times the historical mean of its task's turn; -inf and inf where there is none."""
+    lo_BT = torch.full(batch.mask_BT.shape, -torch.inf)
+    hi_BT = torch.full(batch.mask_BT.shape, torch.inf)
+    for row, trajectory in enumerate(batch.trajectories):
+        for mean, turn in zip(means.get(trajectory.task, ()), trajectory.turns):
+            if mean == mean:
+                lo_BT[row, turn.start:turn.stop], hi_BT[row, turn.start:turn.stop] = low * mean, high * mean
+    return lo_BT, hi_BT
+
+
+def state_of(history: TurnEntropyHistory) -> dict[str, Any]:
+    """The history as JSON values."""
+    return {task: [list(pair) for pair in turns] for task, turns in sorted(history.sums.items())}
