@@ -197,8 +197,8 @@ def _standard(value: float, population: Sequence[float], norm: str) -> float:
 
 
 def overlong_penalties(tokens_B: Sequence[int], max_tokens: int, buffer: int, factor: float = 1.0) -> list[float]:
-    """DAPO's soft overlong punishment, to add to the reward: 0 up to max_tokens - buffer, then falling to -factor at max_tokens,
-    and further beyond. Source: arXiv 2503.14476, eq. 13 (released code).
+    """DAPO's soft overlong punishment, to add to the reward: 0 up to max_tokens - buffer, then falling to -factor at
+    max_tokens, and further beyond. Source: arXiv 2503.14476, eq. 13 (released code).
 
     Args:
         tokens_B: sampled tokens of each episode.

@@ -33,7 +33,8 @@ def derangement(tasks: Sequence[str], number: int) -> dict[str, str]:
 def autoregressive(before: Mapping[str, float], tasks: Sequence[str], beta: float, seed: int, step: int) -> dict[str, float]:
     """u = beta u + sqrt(1 - beta^2) N(0, 1) per task, from N(0, 1): noise as slow as an EMA of decay beta, of variance 1."""
     noise = {task: random.Random(f"autoregressive/{seed}/{step}/{task}").gauss(0, 1) for task in tasks}
-    return {task: beta * before[task] + math.sqrt(1 - beta**2) * noise[task] if task in before else noise[task] for task in tasks}
+    return {task: beta * before[task] + math.sqrt(1 - beta**2) * noise[task] if task in before else noise[task]
+            for task in tasks}
 
 
 @dataclass(eq=False)
@@ -88,7 +89,8 @@ def read_schedule(folder: str, tasks: Sequence[str], steps: int, seed: int) -> S
     if cls is None or not issubclass(cls, EPPO):
         raise ValueError(f"{where} is a run of {config['method']!r}, which paces nothing; give a run of eppo")
     if set(config["tasks"]) != set(tasks):
-        raise ValueError(f"{where} has the tasks {sorted(config['tasks'])}, this run has {sorted(tasks)}; they must be the same")
+        raise ValueError(f"{where} has the tasks {sorted(config['tasks'])}, this run has {sorted(tasks)}; they must be the "
+                         "same")
     if config["seed"] == seed:
         raise ValueError(f"{where} has this run's seed, {seed}; a control needs the clip ranges of another seed")
     rows = run.steps[run.steps["step"] > 0]

@@ -135,7 +135,8 @@ def surgery_metrics(coefficients_K: Tensor, gram_KK: Tensor) -> dict[str, float]
     joint = float(gram_KK.sum().clamp(min=0).sqrt())
     if not update * joint > 0:
         return {}
-    return {"gradient/update_ratio": update / joint, "gradient/update_cosine": float((coefficients_K @ gram_KK).sum()) / (update * joint)}
+    along = float((coefficients_K @ gram_KK).sum())
+    return {"gradient/update_ratio": update / joint, "gradient/update_cosine": along / (update * joint)}
 
 
 def _simplex(point_K: Tensor) -> Tensor:

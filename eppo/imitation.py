@@ -75,7 +75,7 @@ def imitate(model: nn.Module, batches: Iterator[list[tuple[list[int], list[int]]
 
     Yields (update, loss in nats per token, padded tokens seen) after every update.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         (step + 1) / warmup, 1.0 - 0.9 * max(0, step - warmup) / max(1, updates - warmup)))
     tokens = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,16 @@ class SealHead(nn.Module):
 
 def make_head(width: int, layers: int, dropout: float, seed: int) -> SealHead:
     """A head of the default initialisation, the same for the same seed; the global random state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_noise(torch.device("cpu"), seed):
         return SealHead(width, layers, dropout)
+
+
+@contextmanager
+def own_noise(device: torch.device, seed: int) -> Iterator[None]:
+    """Random numbers from `seed` inside, on `device` too; the global random state is as before afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def token_separation(head: nn.Module, hidden_BTD: Tensor, labels_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +46,8 @@ def token_separation(head: nn.Module, hidden_BTD: Tensor, labels_BT: Tensor, mas
 
 
 def trajectory_separation(head: nn.Module, hidden_BTD: Tensor, labels_B: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The same on each episode's mean hidden state over its sampled tokens; its loss and logit stand on each of these tokens."""
+    """The same on each episode's mean hidden state over its sampled tokens; its loss and logit stand on each of these
+    tokens."""
     mask_BT = mask_BT.to(hidden_BTD.device)
     means_BD = mean_states(hidden_BTD, mask_BT)
     logits_B = head(means_BD)

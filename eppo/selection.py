@@ -9,7 +9,7 @@ from typing import Sequence
 from eppo.checks import check_name
 from eppo.types import Group
 
-MAX_ROUNDS = 10                                             # of one step, whatever the method asks for (DAPO's max_num_gen_batches)
+MAX_ROUNDS = 10                                             # of one step at most (DAPO's max_num_gen_batches)
 FILTER_METRICS = ("success", "reward")
 
 

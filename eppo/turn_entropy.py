@@ -1,4 +1,4 @@
-"""Entropy by turn: a history of each task's mean entropy at its n-th turn, and the band around it (EPO)."""
+"""Entropy in other units than the token: by turn and by episode; and EPO's history and band of entropy by turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,31 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
+from eppo.checks import check_name
 from eppo.types import Batch
+
+
+ENTROPY_UNITS = ("token", "turn_sum", "traj_sum", "traj_mean")
+
+
+def unit_entropies(batch: Batch, unit: str) -> dict[str, tuple[float, float]]:
+    """Per task, a sum of entropies in nats and a count whose quotient is the mean entropy per `unit`.
+
+    token      sum over sampled tokens / tokens             turn_sum   the same sum / turns with a sampled token
+    traj_sum   the same sum / episodes with one             traj_mean  sum of the episodes' token means / these episodes
+    """
+    check_name("entropy unit", unit, ENTROPY_UNITS)
+    entropy_BT = batch.entropy_BT.double().where(batch.mask_BT, 0)
+    sums_B, tokens_B = entropy_BT.sum(1).tolist(), batch.mask_BT.sum(1).tolist()
+    found: dict[str, list[float]] = {}
+    for row, trajectory in enumerate(batch.trajectories):
+        if tokens_B[row]:
+            turns = sum(bool(batch.mask_BT[row, turn.start:turn.stop].any()) for turn in trajectory.turns)
+            count = {"token": tokens_B[row], "turn_sum": turns}.get(unit, 1)
+            pair = found.setdefault(trajectory.task, [0.0, 0.0])
+            pair[0] += sums_B[row] / (tokens_B[row] if unit == "traj_mean" else 1)
+            pair[1] += count
+    return {task: (total, count) for task, (total, count) in found.items()}
 
 
 @dataclass(eq=False)

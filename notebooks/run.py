@@ -42,18 +42,20 @@ from eppo.checks import check_name  # noqa: E402
 from eppo.config import SHORT_KEYS, load_recipe, read_recipe  # noqa: E402
 
 TRAINS = {"recipe", "method", "out"}                        # a notebook with these parameters makes one run
+REPORT_S = 30                                               # between two lines of progress of several notebooks
 INTERRUPT_S, END_S = 30, 10                                 # grace for a notebook to save its run; for a process to end
 
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to execute. `run_dir` and `identity` belong to a notebook that trains."""
+    """One notebook to execute. `run_dir`, `identity` and `steps` belong to a notebook that trains."""
 
     notebook: Path
     output: Path
     parameters: dict[str, Any]
     run_dir: Path | None = None
     identity: str = ""
+    steps: int = 0
 
     def __str__(self) -> str:
         return " ".join([self.notebook.stem, *(f"{name}={value}" for name, value in without_resume(self.parameters).items())])
@@ -78,12 +80,12 @@ def plan(notebook: Path, given: Mapping[str, Any], resume: bool = False) -> Job:
     if values.get("out"):
         values["out"] = os.path.abspath(values["out"])      # the kernel works in the repository's root
     in_force = {name: default for name, (_, default) in declared.items()} | values
-    run_dir, identity, recipe = None, "", in_force.get("recipe")
+    run_dir, identity, steps, recipe = None, "", 0, in_force.get("recipe")
     if recipe:
         changes = {name: in_force[name] for name in SHORT_KEYS if name in in_force} | (in_force.get("overrides") or {})
         config = load_recipe(recipe, **changes)
         if TRAINS <= set(declared):
-            run_dir, identity = config.run_dir(), config.identity()
+            run_dir, identity, steps = config.run_dir(), config.identity(), config.steps
     if run_dir:
         output = run_dir / "notebooks" / notebook.name
     else:
@@ -93,7 +95,7 @@ def plan(notebook: Path, given: Mapping[str, Any], resume: bool = False) -> Job:
         output = ROOT / "results" / "notebooks" / Path(recipe or "").stem / ("-".join(parts) + ".ipynb")
     if resume and "resume" in declared and (run_dir is None or any((run_dir / "checkpoints").glob("step-*.pt"))):
         values["resume"] = True
-    return Job(notebook, output, values, run_dir, identity)
+    return Job(notebook, output, values, run_dir, identity, steps)
 
 
 def is_finished(job: Job) -> bool:
@@ -173,13 +175,16 @@ def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
         raise ValueError(f"asked for twice: {repeated[0]}")
     waiting = [job for job in jobs if not (resume and is_finished(job))]
     print(f"{len(jobs)} notebooks, {len(jobs) - len(waiting)} already finished, {num_processes} at a time", flush=True)
-    started, failed, running = time.monotonic(), [], {}
+    started, failed, running, reported = time.monotonic(), [], {}, time.monotonic()
     try:
         while running or (waiting and not _out_of_time(started, hours)):
             while waiting and len(running) < num_processes and not _out_of_time(started, hours):
                 job = waiting.pop(0)
                 running[_start(job, progress=num_processes == 1, limited=num_processes > 1)] = (job, time.monotonic())
             time.sleep(0.05)
+            if num_processes > 1 and time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                print("; ".join(_progress(job, reported - since) for job, since in running.values()), flush=True)
             for process in [process for process in running if process.poll() is not None]:
                 job, since = running.pop(process)
                 word = "FAILED" if process.returncode else "done"
@@ -196,6 +201,19 @@ def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
         print("not finished (the same command with --resume goes on):\n" + "\n".join(f"  {job}" for job in left), flush=True)
         raise
     return failed, waiting
+
+
+def _progress(job: Job, seconds: float) -> str:
+    """Where a notebook that trains stands, from its records; of others, how long it has been running."""
+    if not job.steps:
+        return f"{job.notebook.stem}: {seconds:.0f} s"
+    try:
+        lines = (job.run_dir / "steps.jsonl").read_bytes().splitlines()[1:]
+        recent = [json.loads(line)["perf/step_s"] for line in lines[-10:]]
+    except (FileNotFoundError, ValueError, KeyError):       # not begun, or a line half written
+        return f"{job.run_dir.name}: starting"
+    left = f", about {sum(recent) / len(recent) * (job.steps - len(lines)) / 60:.1f} min left" if recent else ""
+    return f"{job.run_dir.name}: step {len(lines)}/{job.steps}{left}"
 
 
 def _out_of_time(started: float, hours: float | None) -> bool:

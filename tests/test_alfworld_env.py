@@ -280,7 +280,7 @@ def test_official_folder_loads_and_names_what_it_skips(official):
     assert len(reasons) == 6
     assert sorted(reason[:24] for reason in reasons.values()) == sorted(reason[:24] for reason in (
         "the goal is of type pick_two", "marked as not solvable", "Expecting property name enclosed",
-        "the grammar has no plain goal", "unknown fact (flies a) in the initial state", "'json_2.1.1/valid_seen/do_magic"))
+        "the grammar has no goal sentence", "unknown fact (flies a) in the initial state", "'json_2.1.1/valid_seen/do_magic"))
     for index in range(6):
         opening = env.reset(index)[1]["content"]
         assert opening.startswith("Here is your task. You are in the middle of a room.") and "Welcome" not in opening

@@ -222,7 +222,7 @@ def test_mistakes_are_valid_and_harmless():
 
 def test_lost_state_is_the_agents_task_error():
     env = episode({"label": ["3"]})
-    env._database._journal.append("INSERT INTO nowhere VALUES (1)")
+    env._database._journal.append(("INSERT INTO nowhere VALUES (1)",))
     os.kill(env._database._worker.pid, signal.SIGKILL)
     result = env.step(sql("SELECT 1"))
     assert (result.status, result.reward, result.terminated) == (Status.TASK_ERROR, 0.0, True)

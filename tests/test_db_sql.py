@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.db_env import dialect, worker
+from envs.db_env.embedded import EmbeddedDatabase
 from envs.db_env.worker import Database, WorkerDied, WorkerPool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,18 +25,15 @@ SHOP = [{"name": "shop", "columns": [["name", "TEXT"], ["price", "INT"]], "rows"
 
 @pytest.fixture
 def shop():
-    database = Database(SHOP, cpu_s=0.2)
+    database = EmbeddedDatabase(SHOP, cpu_s=0.2)
     yield database
     database.close()
 
 
-def reply(database: Database, statement: str) -> str:
+def reply(database: EmbeddedDatabase, statement: str) -> str:
     """What the agent would read, uncut."""
-    refused = dialect.refusal(statement)
-    if refused:
-        return refused
-    outcome = database.execute(dialect.to_sqlite(statement, SHOP))
-    return dialect.mysql_error(outcome, statement) if outcome.failed else outcome.text
+    outcome = database.query(statement)
+    return outcome.error or outcome.text
 
 
 # ---- hostile SQL --------------------------------------------------------------------------------------------------------
@@ -97,7 +95,7 @@ def test_an_episode_has_a_budget_of_time(monkeypatch):
     "ORDER BY GROUP_CONCAT DISTINCT HAVING UNION WITH CASE WHEN THEN END AS ` \" ; -- /* */ NULL IN BETWEEN AND XOR "
     "LEFT JOIN ON".split()), max_size=14).map(" ".join)))
 def test_no_statement_raises(statement):
-    database = Database(SHOP, cpu_s=0.2)
+    database = EmbeddedDatabase(SHOP, cpu_s=0.2)
     text = reply(database, statement)
     assert text and "2013" not in text
     database.close()

@@ -15,7 +15,8 @@ import pytest
 
 import envs
 from envs.base import Status, assistant_call
-from envs.check import check_env, garbage_turns
+from envs.check import check_env
+from envs.contract import garbage_turns
 from envs.instances import fingerprint, load_instances, save_instances
 from envs.webshop_env import catalogue as products
 from envs.webshop_env.goals import KINDS

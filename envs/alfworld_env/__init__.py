@@ -12,17 +12,16 @@ from __future__ import annotations
 import functools
 import random
 import re
-from pathlib import Path
 from typing import Any, Sequence
 
 from envs.alfworld_env.bleu import nearest_command
 from envs.alfworld_env.engine import Engine, Household
 from envs.alfworld_env.expert import next_command, plan
-from envs.alfworld_env.game import Game, load_game, to_pddl
+from envs.alfworld_env.game import Game, to_pddl
 from envs.alfworld_env.generate import draw_micro, draw_room, household
-from envs.alfworld_env.official import load_split
+from envs.alfworld_env.official import library
 from envs.alfworld_env.text import BANNER, Brief, Official
-from envs.alfworld_env.textworld_engine import TextWorldEngine, missing
+from envs.alfworld_env.textworld_engine import TextWorldEngine, borrow, give_back, missing
 from envs.base import Env, EnvFault, Message, Status, assistant_call, check_name, function_tool
 from envs.instances import Instance, generate
 from envs.tool_calls import ParsedTurn, ToolCall
@@ -40,7 +39,7 @@ _PUT = re.compile(r"\A(?:put|move) (?P<thing>\S+(?: \d+)?) (?:in/on|in|on|into|o
 
 
 class ALFWorldEnv(Env):
-    """The household task. `skipped` lists official games that cannot be used, each with the reason."""
+    """The household task; `backend` is the engine."""
 
     task = "alfworld"
     turn_limits = {"micro": 8, "small": 20, "full": 20, "official": 20}
@@ -49,8 +48,6 @@ class ALFWorldEnv(Env):
     tools = [function_tool("take_action", "Carry out one action in the household.", action="the action, as text")]
 
     def __init__(self, **settings: Any) -> None:
-        self.skipped: list[tuple[str, str]] = []
-        self._root = Path()
         self._textworld: TextWorldEngine | None = None
         check_name("alfworld: backend", settings.get("backend") or "own", ("own", "textworld"))
         super().__init__(**settings)
@@ -68,15 +65,22 @@ class ALFWorldEnv(Env):
 
     def _load(self) -> Sequence[Instance]:
         if self.source == "official":
-            instances, self.skipped, self._root = load_split(self.path, self.split)
-            return instances
+            return library(self.path).split(self.split).instances
         draw = draw_micro if self.size == "micro" else functools.partial(draw_room, size=self.size)
         return generate("alfworld", self.size, self.split, draw)
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Official games of this split that cannot be used, each with the reason."""
+        return library(self.path).split(self.split).skipped if self.source == "official" else []
 
     # ---- episode --------------------------------------------------------------------------------------------------
     def _game(self, instance: Instance) -> Game:
         if self.source == "official":
-            return load_game(self._root / instance.data["game"])
+            try:
+                return library(self.path).game(instance.data["game"])
+            except (OSError, ValueError) as error:           # gone or changed since it was listed
+                raise EnvFault(f"alfworld: {instance.data['game']}: {error}") from error
         return Game(household(instance.data), instance.data["task"], "new")
 
     def _world(self, instance: Instance) -> Engine:
@@ -88,7 +92,7 @@ class ALFWorldEnv(Env):
         self.world = self._world(instance)
         self._played: Household = self.world
         if self.backend == "textworld":
-            self._textworld = self._textworld or TextWorldEngine()
+            self._textworld = self._textworld or borrow()
             self._played = self._textworld.load(to_pddl(self.world.problem), self.world.task, self.world.texts.wording)
         opening = self._played.reset()
         self._agree(opening, opening if self._played is self.world else self.world.reset())
@@ -155,7 +159,9 @@ class ALFWorldEnv(Env):
         super()._finish(status, reward, score, truncated=truncated, info={"wording": self.world.texts.wording, **(info or {})})
 
     def close(self) -> None:
-        self._textworld = None
+        if self._textworld is not None:
+            give_back(self._textworld)
+        self._textworld, self.instance = None, None          # a step without a new reset is an error
 
     # ---- experts --------------------------------------------------------------------------------------------------
     def expert(self) -> Message:

@@ -187,10 +187,17 @@ def wording_of(grammar: str) -> str:
 
 def goal_sentence(grammar: str) -> str:
     """The sentence after "Your task is to: " in a game's grammar. ValueError where there is none or it holds grammar signs."""
-    match = re.search(r'"rhs"\s*:\s*"Your task is to: ([^"\\{}\[\]#]+)"', grammar)
+    match = re.search(r'"rhs"\s*:\s*"Your task is to: ([^"]+)"', grammar)
     if not match:
-        raise ValueError("the grammar has no plain goal sentence")
-    return match.group(1)
+        raise ValueError("the grammar has no goal sentence")
+    return plain_sentence(match.group(1))
+
+
+def plain_sentence(text: str) -> str:
+    """`text` itself. ValueError if it is empty or holds signs that a text grammar would expand."""
+    if not text.strip() or re.search(r'["\\{}\[\]#\n]', text):
+        raise ValueError(f"not a plain goal sentence: {text[:60]!r}")
+    return text
 
 
 def load_game(path: str | Path) -> Game:

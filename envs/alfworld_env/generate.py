@@ -159,16 +159,16 @@ def draw_micro(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
     words = [source, target] + [word for word in ("sink", "microwave", "fridge") if WORDS.get(word, word) == tool]
     others = [word for word in MICRO_PLACES if word not in words]
     words += rng.sample(others, 3 - len(words) if len(words) < 3 else rng.randint(0, 1))
-    ids = _numbered(rng, words)
+    ids = _numbered(words)
     opens = [word in OPENABLE and (word in ("fridge", "microwave") or not long) for word in words]
     receptacles = {entity: [f"loc_bar_{place}", door] for place, (entity, door) in enumerate(zip(ids, opens), 1)}
-    objects = dict.fromkeys(_numbered(rng, [thing] * (2 if kind == "pick_two_obj_and_place" else 1)), ids[0])
+    objects = dict.fromkeys(_numbered([thing] * (2 if kind == "pick_two_obj_and_place" else 1)), ids[0])
     if kind == "look_at_obj_in_light":
-        objects[_numbered(rng, ["lamp"])[0]] = ids[1]
+        objects[_numbered(["lamp"])[0]] = ids[1]
     for word in rng.sample([word for word in MICRO_OBJECTS if word != thing], rng.randint(0, 2)):
         places = [entity for entity in ids if word in CONTAINS.get(kind_of(entity), ())]
         if places:
-            objects[_numbered(rng, [word])[0]] = rng.choice(places)
+            objects[_numbered([word])[0]] = rng.choice(places)
     near = long or rng.random() < 0.7
     goal = Goal(kind, thing, "" if kind == "look_at_obj_in_light" else kind_of(ids[1]),
                 "desklamp" if kind == "look_at_obj_in_light" else "")
@@ -178,6 +178,6 @@ def draw_micro(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
                        {entity: receptacles[entity] for entity in order}, dict(sorted(objects.items())))
 
 
-def _numbered(rng: random.Random, words: list[str]) -> list[str]:
-    """An id for each word; the numbers are different digits from 1 to 9."""
-    return [f"{word}_bar_{number}" for word, number in zip(words, rng.sample(range(1, 10), len(words)))]
+def _numbered(words: list[str]) -> list[str]:
+    """An id for each word, numbered from 1 within equal words, as ALFWorld numbers what a room holds."""
+    return [f"{word}_bar_{words[:place].count(word) + 1}" for place, word in enumerate(words)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import threading
 from importlib import resources
 from typing import Any
 
@@ -64,17 +65,33 @@ def _speed_up() -> None:
         finally:
             sys.argv = argv
 
-    parsed = functools.lru_cache(maxsize=None)(lambda text, rule_name: parse(text, rule_name=rule_name))
+    parsed = functools.lru_cache(maxsize=4096)(lambda text, rule_name: parse(text, rule_name=rule_name))
     fast_downward.pddl2sas = lambda domain, problem, verbose=False, optimize=False: translated(domain, problem)
     textgen._parse_and_convert = lambda text, rule_name, **_: copy.deepcopy(parsed(text, rule_name))
-    Rule.parse_conjunctive_query = functools.lru_cache(maxsize=None)(rule)
+    Rule.parse_conjunctive_query = functools.lru_cache(maxsize=4096)(rule)
     textgen.copy_context = lambda context: {**context, "variables": dict(context["variables"]),
                                             "mapping": dict(context["mapping"])}
 
 
+_idle: list["TextWorldEngine"] = []
+_lock = threading.Lock()
+
+
+def borrow() -> "TextWorldEngine":
+    """An engine that nobody uses, or a new one; `give_back` keeps it for the next, because its memory is never freed."""
+    with _lock:
+        return _idle.pop() if _idle else TextWorldEngine()
+
+
+def give_back(engine: "TextWorldEngine") -> None:
+    """Keep `engine` for the next `borrow`."""
+    with _lock:
+        _idle.append(engine)
+
+
 class TextWorldEngine:
     """`engine.Household` played by TextWorld under alfworld's naming. One object plays any number of games, one after the
-    other; it holds a copy of the planner's library, which the process never gives back.
+    other; it holds a copy of the planner's library, which the process never gives back (see `borrow`).
 
     Args:
         fast: use the caches (same texts); they stay for the life of the process.

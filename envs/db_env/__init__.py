@@ -3,6 +3,9 @@
 Tools: `execute_sql(query)` and `commit_final_answer(answers)`; all calls of a turn run in order. Rows come back as the Python
 text of a list of tuples, errors in MySQL's words. Source of rules and limits: THUDM/AgentBench, src/server/tasks/dbbench.
 
+Back ends: SQLite in a worker process (the default; MySQL's statements are translated, `dialect.py`), or a MySQL or MariaDB server
+by URL (`server.py`). Official files: those of DBBench, or of Spider and BIRD (`files.py`).
+
 A statement that does not end is a time-out error for the agent; its effects are undone, and the episode goes on. If the
 database cannot be built again after that, the episode ends with status "task error": the agent's SQL did it.
 """
@@ -13,8 +16,10 @@ import random
 from typing import Any, Sequence
 
 from envs.base import Env, EnvFault, Message, Status, StepResult, assistant_call, function_tool
-from envs.db_env import dialect, grading, official, tasks
-from envs.db_env.worker import Database, StateLost
+from envs.db_env import dialect, files, grading, official, server, tasks
+from envs.db_env.embedded import EmbeddedDatabase, FileDatabase
+from envs.db_env.server import ServerDatabase
+from envs.db_env.worker import StateLost
 from envs.instances import Instance
 from envs.tool_calls import ParsedTurn, ToolCall
 
@@ -24,10 +29,10 @@ _TOOLS = [
         "type": "array", "items": {"type": "string"}, "description": "The answers, one text each."}),
 ]
 _SYSTEM = {"micro": "Query the tables with SQL, then commit the answer.", "small": (
-    "You answer a question, or carry out a change, on a MySQL database that you reach only through two tools.\n"
+    "You answer a question, or carry out a change, on a {0} database that you reach only through two tools.\n"
     "In every round, think aloud about the problem and your plan, then call a tool.\n"
     "Use execute_sql to run SQL: one statement a call, written on one line. "
-    "You get MySQL's raw reply and must interpret it yourself.\n"
+    "You get {0}'s raw reply and must interpret it yourself.\n"
     "Use commit_final_answer when you are done. Call it only when you are sure: the answer must be exactly right, "
     "and it ends the task.\n"
     "If the task is to modify the database, make the change first; the answer itself may then be anything.\n"
@@ -40,31 +45,36 @@ class DBEnv(Env):
     """See the docstrings of the module and of `Env`."""
 
     task = "db"
-    turn_limits = {"micro": 6, "small": 15, "official": 15}
+    turn_limits = {"micro": 6, "small": 15, "full": 15, "official": 15}
     honours_all_calls = True
+    sizes = ("micro", "small", "full")
     sources = ("generated", "official")
     tools = _TOOLS
 
-    _database: Database | None = None
+    _database: EmbeddedDatabase | FileDatabase | ServerDatabase | None = None
 
     def __init__(self, **settings: Any) -> None:
         ok, reason = self.available(settings.get("backend"))
         if not ok:
-            raise ValueError(f"db: {reason}")
+            raise EnvFault(reason)
         super().__init__(**settings)
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
-        known = backend in (None, "sqlite")
-        return known, "" if known else f"unknown backend {backend!r}; known: sqlite (the default)"
+        """Whether `backend` (None, "sqlite" or a server's URL) can be used here, and why not. ValueError: it is none of these."""
+        reason = "" if backend in (None, "sqlite") else server.unavailable(backend)
+        return not reason, reason
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """(line, reason) of each record of the official file that cannot be used."""
-        return official.load(self.path, self.split)[1] if self.source == "official" else ()
+        """(line or position, reason) of each record of the official file that cannot be used."""
+        return self._official()[1] if self.source == "official" else ()
+
+    def _official(self) -> tuple[Sequence[Instance], Sequence[tuple[int, str]]]:
+        return (files if files.found(self.path, self.split) else official).load(self.path, self.split)
 
     def _load(self) -> Sequence[Instance]:
-        return official.load(self.path, self.split)[0] if self.source == "official" else tasks.instances(self.size, self.split)
+        return self._official()[0] if self.source == "official" else tasks.instances(self.size, self.split)
 
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self.close()
@@ -74,9 +84,17 @@ class DBEnv(Env):
         self._sql_errors = 0
         self._tried: set[str] = set()
         self._gold: dict[str, Any] | None = None
-        self._database = Database(self._data["tables"])
-        return [{"role": "system", "content": _SYSTEM["micro" if self._micro else "small"]},
+        self._database = self._open()
+        system = _SYSTEM["micro"] if self._micro else _SYSTEM["small"].format("SQLite" if "file" in self._data else "MySQL")
+        return [{"role": "system", "content": system},
                 {"role": "user", "content": self._prompt()}]
+
+    def _open(self) -> EmbeddedDatabase | FileDatabase | ServerDatabase:
+        if "file" in self._data:
+            return FileDatabase(self._data["file"])
+        if self.backend in (None, "sqlite"):
+            return EmbeddedDatabase(self._data["tables"])
+        return ServerDatabase(self.backend, self._data["tables"], raw=self.rules == "agentbench")
 
     def _prompt(self) -> str:
         data = self._data
@@ -117,14 +135,11 @@ class DBEnv(Env):
 
     def _execute(self, sql: str) -> str:
         self._tried.add(sql)
-        error = dialect.refusal(sql)
-        if error is None:
-            outcome = self._database.execute(dialect.to_sqlite(sql, self._data["tables"]))
-            error = dialect.mysql_error(outcome, sql) if outcome.failed else None
-            if outcome.timed_out and self.rules == "agentbench":
-                error = "Error: SQL execution timed out."
-        self._sql_errors += error is not None
-        text = outcome.text if error is None else error.encode("utf-8", "backslashreplace").decode()
+        outcome = self._database.query(sql)
+        self._sql_errors += outcome.failed
+        text = outcome.text if outcome.error is None else outcome.error.encode("utf-8", "backslashreplace").decode()
+        if outcome.timed_out and self.rules == "agentbench":
+            text = "Error: SQL execution timed out."
         if len(text) > self._cut:
             self.cut_chars += len(text) - self._cut
             text = text[:self._cut] + _TRUNCATED
@@ -152,7 +167,7 @@ class DBEnv(Env):
         if self._gold is None:
             tables, recorded = self._data["tables"], self._data.get("answer_md5")
             try:
-                gold = self._database.gold_state([dialect.to_sqlite(sql, tables) for sql in self._data["sql"]])
+                gold = self._database.gold_state(self._data["sql"])
             except ValueError as error:
                 if recorded:
                     return None
@@ -218,7 +233,7 @@ class DBEnv(Env):
         """A look at everything, a wrong column, table or row, or, one time in twenty, an answer at random."""
         table = rng.choice(self._data["tables"])
         name, columns = dialect.identifier(table["name"]), list(map(dialect.identifier, _columns(table)))
-        key, value = columns[0], tasks.literal(rng.choice(table["rows"])[0])
+        key, value = columns[0], tasks.literal(rng.choice(table["rows"])[0] if table["rows"] else "1")
         draw = rng.random()
         if draw < 0.05:
             return assistant_call("commit_final_answer", answers=[str(rng.randint(1, 999))])

@@ -3,10 +3,10 @@
 Started by `worker.Worker` as `python -I -S child.py PARENT_PID`; imports only the standard library. Requests and replies are
 JSON with a four-byte length in front, on the standard streams:
 
-    {"op": "open", "tables": [...], "sql": [...]}   new database, these statements -> {"ok": true} or {"error": text}
-    {"op": "run", "sql": text, "cpu_s": 1.0}        one statement -> {"text", "wrote", "cpu_s"} or {"error", "cpu_s"}
+    {"op": "open", "tables": [...], "sql": [[...]]} new database, these statements -> {"ok": true} or {"error": text}
+    {"op": "run", "sql": [...], "cpu_s": 1.0}       statements as one -> {"text", "wrote", "cpu_s"} or {"error", "cpu_s"}
     {"op": "state"}                                 all tables -> {"tables": {name: [columns, rows]}} or {"error"}
-    {"op": "gold", "tables": [...], "sql": [...]}   the state of a second, fresh database after these statements
+    {"op": "gold", "tables": [...], "sql": [[...]]} the state of a second, fresh database after these statements
 
 What model SQL may do is an allow-list of the authorizer; the limits bound memory, length and depth; the progress handler ends
 a statement after `cpu_s` seconds of CPU time. What no handler can end (one slow opcode, a back-tracking regular expression)
@@ -53,11 +53,12 @@ functions = _neighbour("functions")
 
 
 class Store:
-    """One in-memory database: opened with tables, then confined."""
+    """One database, in memory with `tables` or a read-only `file`: opened, then confined."""
 
-    def __init__(self, tables: list[dict[str, Any]]) -> None:
+    def __init__(self, tables: list[dict[str, Any]], file: str | None = None) -> None:
         """`tables`: [{"name", "columns": [[name, "TEXT" | "INT"], ...], "rows": [[value, ...], ...]}, ...]."""
-        self.connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
+        name = f"file:{_quote_path(file)}?mode=ro&immutable=1" if file else ":memory:"
+        self.connection = sqlite3.connect(name, isolation_level=None, cached_statements=0, uri=file is not None)
         self.connection.executescript(
             "PRAGMA temp_store = MEMORY; PRAGMA max_page_count = 4096; PRAGMA trusted_schema = OFF; BEGIN")
         for table in tables:
@@ -80,13 +81,15 @@ class Store:
     def close(self) -> None:
         self.connection.close()
 
-    def run(self, sql: str, cpu_s: float = 1.0) -> dict[str, Any]:
-        """Run one statement and commit it; the rows as Python text, or the error after a roll-back."""
+    def run(self, *statements: str, cpu_s: float = 1.0) -> dict[str, Any]:
+        """Run the statements as one and commit it; the rows of the last as Python text, or the error after a roll-back."""
         started = time.process_time()
         self._deadline, self._wrote = started + cpu_s, False
         try:
             rows, size = [], 0
-            cursor = self.connection.execute(sql)
+            for sql in ("BEGIN", *statements[:-1]) if len(statements) > 1 else ():
+                self.connection.execute(sql).close()
+            cursor = self.connection.execute(statements[-1])
             for row in cursor:
                 rows.append(row)
                 size += len(repr(row)) + 2
@@ -137,6 +140,12 @@ class Store:
         if action in _READS and not (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _DENIED_FUNCTIONS):
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
+
+
+def _quote_path(path: str) -> str:
+    from urllib.parse import quote as quote_path            # few workers open a file
+
+    return quote_path(path)
 
 
 def quote(name: str) -> str:
@@ -196,16 +205,16 @@ def main() -> None:
         if request["op"] == "open":
             if store is not None:
                 store.close()
-            store = Store(request["tables"])
-            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := store.run(sql))]
+            store = Store(request["tables"], request.get("file"))
+            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := store.run(*sql))]
             _write({"error": errors[0]} if errors else {"ok": True})
         elif request["op"] == "run":
-            _write(store.run(request["sql"], request["cpu_s"]))
+            _write(store.run(*request["sql"], cpu_s=request["cpu_s"]))
         elif request["op"] == "state":
             _write(store.state())
         else:
             gold = Store(request["tables"])
-            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := gold.run(sql))]
+            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := gold.run(*sql))]
             _write({"error": errors[0]} if errors else gold.state())
             gold.close()
 

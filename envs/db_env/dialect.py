@@ -1,9 +1,10 @@
 """MySQL on SQLite: statements translated by sqlglot, differences of meaning removed, errors in MySQL's words.
 
 The agent is told that it talks to MySQL. Rewritten, because SQLite would silently answer otherwise: a text column against a
-number compares numbers; identifiers in back-ticks never fall back to strings; UPDATE and DELETE with LIMIT; HAVING without
-GROUP BY; GROUP_CONCAT with ORDER BY; SHOW, DESCRIBE and information_schema from the catalogue. What sqlglot cannot read goes
-to SQLite as it is. The functions that SQLite lacks are in `functions.py`.
+number compares numbers; identifiers in back-ticks never fall back to strings; the clock stands still; UPDATE and DELETE with
+LIMIT or a join; HAVING without GROUP BY; GROUP_CONCAT with ORDER BY; ALTER TABLE with MODIFY and CHANGE; SHOW, DESCRIBE, EXPLAIN
+and information_schema from the catalogue (`rewrite.py` has the trees). What sqlglot cannot read goes to SQLite as it is. The
+functions that SQLite lacks are in `functions.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, Sequence
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.sqlite import SQLite
 
+from envs.db_env.rewrite import Target, rewrite
 from envs.db_env.worker import Outcome
 
 logging.getLogger("sqlglot").setLevel(logging.ERROR)        # it warns of every statement that it only passes on
@@ -24,21 +26,12 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)        # it warns of every 
 _MAX_CHARS = 20_000                                         # longer statements are passed on untranslated
 _NOTHING = "SELECT NULL WHERE 0"                            # each statement is committed at once, so these do nothing
 _FOREIGN = re.compile(r"\s*(PRAGMA|ATTACH|DETACH|VACUUM|REINDEX)\b", re.I)
+_NAME = r"(`[^`]+`|\w+)"
+_RENAME = re.compile(rf"\s*RENAME\s+TABLE\s+{_NAME}\s+TO\s+{_NAME}\s*;?\s*\Z", re.I)
 _COLUMNS = ("SELECT name AS Field, lower(type) AS Type, CASE WHEN \"notnull\" THEN 'NO' ELSE 'YES' END AS \"Null\", "
             "CASE WHEN pk THEN 'PRI' ELSE '' END AS \"Key\", dflt_value AS \"Default\", '' AS Extra FROM pragma_table_info({})")
-_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
-_CATALOGUE = {
-    "tables": "SELECT 'main' AS TABLE_SCHEMA, name AS TABLE_NAME, 'BASE TABLE' AS TABLE_TYPE FROM sqlite_master "
-              "WHERE type = 'table'",
-    "columns": "SELECT 'main' AS TABLE_SCHEMA, m.name AS TABLE_NAME, p.name AS COLUMN_NAME, p.cid + 1 AS ORDINAL_POSITION, "
-               "lower(p.type) AS DATA_TYPE FROM sqlite_master AS m, pragma_table_info(m.name) AS p WHERE m.type = 'table'"}
-
-
-class _Target(SQLite):
-    """SQLite with identifiers in back-ticks: an unknown name in double quotes would be taken for a string."""
-
-    class Tokenizer(SQLite.Tokenizer):
-        IDENTIFIERS = ["`"]
+_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view'){} ORDER BY name"
+ColumnsOf = Callable[[str], list[tuple[str, str]]]
 
 
 def refusal(sql: str) -> str | None:
@@ -48,146 +41,126 @@ def refusal(sql: str) -> str | None:
     return _syntax_error(sql.strip()) if _FOREIGN.match(sql) else None
 
 
-def to_sqlite(sql: str, tables: Sequence[dict[str, Any]]) -> str:
-    """`sql` for SQLite; `tables` (as in `child.Store`) tell which columns hold text."""
+def text_columns(tables: Sequence[dict[str, Any]]) -> frozenset[str]:
+    """Lower-case names of the columns of `tables` (as in `child.Store`) that hold text."""
+    return frozenset(name.lower() for table in tables for name, kind in table["columns"] if kind == "TEXT")
+
+
+def to_sqlite(sql: str, texts: frozenset[str], columns_of: ColumnsOf | None = None) -> list[str]:
+    """The statements for SQLite, to be run as one, that do what `sql` says.
+
+    Args:
+        texts: see `text_columns`.
+        columns_of: (name, type) of the columns of a table as it is now; without it, ALTER TABLE cannot change a column.
+    """
     if len(sql) > _MAX_CHARS:
-        return sql
-    return _translate(sql, frozenset(name.lower() for table in tables for name, kind in table["columns"] if kind == "TEXT"))
+        return [sql]
+    statements, changed = _translate(sql, texts)
+    return (_changed_column(changed, columns_of) if changed and columns_of else []) or list(statements)
+
+
+def new_text_columns(sql: str) -> frozenset[str]:
+    """Lower-case names of the text columns that a CREATE or ALTER statement defines."""
+    if not re.match(r"\s*(CREATE|ALTER)\b", sql, re.I) or len(sql) > _MAX_CHARS:
+        return frozenset()
+    try:
+        defined = [column for tree in sqlglot.parse(sql, read="mysql") if tree for column in tree.find_all(exp.ColumnDef)]
+    except (sqlglot.errors.SqlglotError, RecursionError):
+        return frozenset()
+    return frozenset(column.name.lower() for column in defined if column.kind and column.kind.this in exp.DataType.TEXT_TYPES)
 
 
 @functools.lru_cache(maxsize=1024)
-def _translate(sql: str, text_columns: frozenset[str]) -> str:
+def _translate(sql: str, texts: frozenset[str]) -> tuple[tuple[str, ...], exp.Alter | None]:
+    """The statements for SQLite, and the tree if it changes a column's definition."""
     try:
+        if found := _RENAME.match(sql):
+            return (f"ALTER TABLE {found[1]} RENAME TO {found[2]}",), None
         trees = [tree for tree in sqlglot.parse(sql, read="mysql") if tree is not None]
         if len(trees) != 1 or isinstance(trees[0], exp.Command):
-            return sql
+            return (sql,), None
         special = _special(trees[0])
         if special is not None:
-            return special
-        tree = trees[0].transform(_rewrite, text_columns)
-        return tree.sql(dialect=_Target, unsupported_level=sqlglot.ErrorLevel.IGNORE)
+            return (special,), None
+        changed = trees[0].copy() if isinstance(trees[0], exp.Alter) and _modified(trees[0]) else None
+        tree = rewrite(trees[0], texts)
+        parts = [tree]
+        if isinstance(tree, exp.Alter) and len(tree.args["actions"]) > 1:        # SQLite takes one action a statement
+            parts = [exp.Alter(this=tree.this.copy(), kind="TABLE", actions=[action.copy()]) for action in tree.args["actions"]]
+        return tuple(part.sql(dialect=Target, unsupported_level=sqlglot.ErrorLevel.IGNORE) for part in parts), changed
     except Exception:                                       # a parser of others on model text: whatever fails, SQLite decides
-        return sql
+        return (sql,), None
 
 
 def _special(tree: exp.Expression) -> str | None:
     """Statements answered from the catalogue, and those without effect."""
     if isinstance(tree, exp.Show):
         name, target = tree.name.upper(), tree.args.get("target") or tree.args.get("this")
+        like = f" {{}} LIKE {_string(tree.args['like'].name)}" if tree.args.get("like") else ""
         if name == "TABLES":
-            return _TABLES
+            return _TABLES.format(like.format("AND name"))
         if name in ("COLUMNS", "FULL COLUMNS", "FIELDS"):
-            return _COLUMNS.format(_string(tree.args["target"].name))
+            return _COLUMNS.format(_string(tree.args["target"].name)) + like.format("WHERE name")
         if name == "CREATE TABLE":
             return f"SELECT name, sql FROM sqlite_master WHERE name = {_string(target.name)} COLLATE NOCASE"
         return "SELECT 'main'" if name == "DATABASES" else _NOTHING
     if isinstance(tree, exp.Describe) and isinstance(tree.this, exp.Table):
         return _COLUMNS.format(_string(tree.this.name))
+    if isinstance(tree, exp.Describe):
+        return _plan(tree.this)
     if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback, exp.Set, exp.Use)):
         return _NOTHING
     if isinstance(tree, exp.TruncateTable):
-        return exp.delete(tree.expressions[0]).sql(dialect=_Target)
+        return exp.delete(tree.expressions[0]).sql(dialect=Target)
     return None
+
+
+def _plan(query: exp.Expression) -> str:
+    """EXPLAIN: one row a table in MySQL's columns; without indexes every table is read as a whole."""
+    kind = "SIMPLE" if not any(part is not query for part in query.find_all(exp.Select)) else "PRIMARY"
+    rows = [f"SELECT 1 AS id, '{kind}' AS select_type, {_string(table.alias_or_name)} AS \"table\", 'ALL' AS type, "
+            "NULL AS possible_keys, NULL AS \"key\", NULL AS key_len, NULL AS ref, "
+            f"(SELECT COUNT(*) FROM {table.copy().sql(dialect=Target)}) AS \"rows\", NULL AS Extra"
+            for table in query.find_all(exp.Table)]
+    return " UNION ALL ".join(rows) or _NOTHING
+
+
+def _modified(tree: exp.Alter) -> exp.Expression | None:
+    """The MODIFY or CHANGE of an ALTER TABLE that has no other action."""
+    actions = tree.args["actions"]
+    return actions[0] if len(actions) == 1 and type(actions[0]).__name__ == "ModifyColumn" else None
+
+
+def _changed_column(tree: exp.Alter, columns_of: ColumnsOf) -> list[str]:
+    """ALTER TABLE .. MODIFY or CHANGE: the table is made anew, because SQLite cannot change a column. [] if there is none."""
+    action, table = _modified(tree), tree.this
+    defined = action.this
+    old = (action.args.get("rename_from") or defined.this).name
+    columns = columns_of(table.name)
+    place = next((place for place, (name, _) in enumerate(columns) if name.lower() == old.lower()), None)
+    if place is None:
+        return []
+    quote = "`{}`".format
+    made = [(quote(name), f"{quote(name)} {kind}" + " COLLATE NOCASE" * (kind.upper() == "TEXT")) for name, kind in columns]
+    kind = defined.kind.this
+    value = quote(columns[place][0])
+    if kind in exp.DataType.NUMERIC_TYPES:
+        value = f"CAST({value} AS {'INTEGER' if kind in exp.DataType.INTEGER_TYPES else 'REAL'})"
+    position = defined.args.get("position")
+    defined.set("position", None)
+    del made[place]
+    if position is not None:
+        after = position.this.name.lower() if position.this else ""
+        place = next((index + 1 for index, (name, _) in enumerate(made) if name.lower() == quote(after)), 0)
+    made.insert(place, (value, rewrite(defined.copy(), frozenset()).sql(dialect=Target)))
+    fresh = quote(table.name + " (new)")
+    return [f"CREATE TABLE {fresh} ({', '.join(definition for _, definition in made)})",
+            f"INSERT INTO {fresh} SELECT {', '.join(value for value, _ in made)} FROM {quote(table.name)}",
+            f"DROP TABLE {quote(table.name)}", f"ALTER TABLE {fresh} RENAME TO {quote(table.name)}"]
 
 
 def _string(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-# ---- rewriting, node by node ------------------------------------------------------------------------------------------
-def _rewrite(node: exp.Expression, text_columns: frozenset[str]) -> exp.Expression:
-    if isinstance(node, (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ)):
-        for side, other in (("this", "expression"), ("expression", "this")):
-            if _is_text(node.args[side], text_columns) and _is_number(node.args[other]):
-                node.set(side, exp.cast(node.args[side], "double"))
-    elif isinstance(node, (exp.Between, exp.In)) and _is_text(node.this, text_columns):
-        others = node.expressions if isinstance(node, exp.In) else [node.args["low"], node.args["high"]]
-        if any(map(_is_number, others)):
-            node.set("this", exp.cast(node.this, "double"))
-    elif isinstance(node, exp.Cast) and node.to.this == exp.DataType.Type.DECIMAL:
-        scale = node.to.expressions[1].this if len(node.to.expressions) > 1 else exp.Literal.number(0)
-        return exp.Round(this=exp.cast(node.this, "double"), decimals=scale)
-    elif isinstance(node, exp.Left):
-        return exp.func("SUBSTR", node.this, exp.Literal.number(1), node.expression)
-    elif isinstance(node, exp.Right):
-        return exp.func("SUBSTR", node.this, exp.Neg(this=exp.paren(node.expression)))
-    elif isinstance(node, exp.Xor):
-        sides = (exp.paren(exp.Not(this=exp.paren(side))) for side in (node.this, node.expression))
-        return exp.paren(exp.NEQ(this=next(sides), expression=next(sides)))
-    elif isinstance(node, exp.Trunc):
-        return exp.Anonymous(this="TRUNCATE", expressions=[node.this, node.args.get("decimals") or exp.Literal.number(0)])
-    elif isinstance(node, exp.NumberToStr):
-        return exp.Anonymous(this="FORMAT", expressions=[node.this, node.args["format"]])
-    elif isinstance(node, exp.Count) and isinstance(node.this, exp.Distinct) and len(node.this.expressions) > 1:
-        return exp.Count(this=exp.Distinct(expressions=[exp.Anonymous(this="pair", expressions=node.this.expressions)]))
-    elif isinstance(node, exp.GroupConcat):
-        return _group_concat(node)
-    elif isinstance(node, (exp.Update, exp.Delete)) and node.args.get("limit"):
-        return _limited(node)
-    elif isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
-        return _having(node)
-    elif isinstance(node, exp.Table) and node.db.lower() == "information_schema" and node.name.lower() in _CATALOGUE:
-        return exp.Subquery(this=sqlglot.parse_one(_CATALOGUE[node.name.lower()], read="sqlite"),
-                            alias=exp.TableAlias(this=exp.to_identifier(node.alias or node.name)))
-    return node
-
-
-def _is_text(node: Any, text_columns: frozenset[str]) -> bool:
-    return isinstance(node, exp.Column) and node.name.lower() in text_columns
-
-
-def _is_number(node: Any) -> bool:
-    """Whether MySQL would compare as a number what is beside `node`."""
-    if isinstance(node, (exp.Paren, exp.Neg, exp.Alias)):
-        return _is_number(node.this)
-    if isinstance(node, exp.Subquery):
-        return isinstance(node.this, exp.Select) and len(node.this.expressions) == 1 and _is_number(node.this.expressions[0])
-    if isinstance(node, exp.Cast):
-        return node.to.this in exp.DataType.NUMERIC_TYPES
-    if isinstance(node, exp.Literal):
-        return not node.is_string
-    if isinstance(node, (exp.Min, exp.Max)):
-        return _is_number(node.this)
-    return isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Count, exp.Sum, exp.Avg, exp.Round,
-                             exp.Floor, exp.Ceil, exp.Abs, exp.Length))
-
-
-def _group_concat(node: exp.GroupConcat) -> exp.Expression:
-    """GROUP_CONCAT with DISTINCT or ORDER BY, by the aggregate `functions.OrderedConcat`."""
-    value, separator = node.this, node.args.get("separator") or exp.Literal.string(",")
-    key, descending, distinct = None, False, False
-    if isinstance(value, exp.Order):
-        ordered = value.expressions[0]
-        key, descending, value = ordered.this, bool(ordered.args.get("desc")), value.this
-    if isinstance(value, exp.Distinct):
-        distinct, value = True, value.expressions[0]
-    if key is None and not distinct:
-        return node
-    return exp.Anonymous(this="ordered_concat", expressions=[value, key or exp.null(), exp.Literal.number(int(descending)),
-                                                            exp.Literal.number(int(distinct)), separator])
-
-
-def _limited(node: exp.Update | exp.Delete) -> exp.Expression:
-    """UPDATE or DELETE with ORDER BY and LIMIT: the rows are chosen first."""
-    limit, order = node.args["limit"], node.args.get("order")
-    chosen = exp.select("rowid").from_(node.this.copy())
-    if node.args.get("where"):
-        chosen.set("where", node.args["where"].copy())
-    chosen.set("order", order)
-    chosen.set("limit", limit)
-    node.set("limit", None)
-    node.set("order", None)
-    node.set("where", exp.Where(this=exp.In(this=exp.column("rowid"), query=exp.Subquery(this=chosen))))
-    return node
-
-
-def _having(node: exp.Select) -> exp.Select:
-    """HAVING without GROUP BY: a condition on rows, unless the query aggregates."""
-    if any(part.find(exp.AggFunc) for part in (*node.expressions, node.args["having"])):
-        return node
-    condition = node.args["having"].this
-    node.set("having", None)
-    return node.where(condition, copy=False)
 
 
 # ---- names and errors -------------------------------------------------------------------------------------------------
@@ -237,6 +210,16 @@ def mysql_error(outcome: Outcome, sql: str) -> str:
         if match:
             return form.format(*match.groups()) if form else _syntax_error(_from(sql, match.group(1) if match.groups() else ""))
     return f"1105 (HY000): {message}"
+
+
+_STATES = {int(number): state for _, form in _ERRORS if form for number, state in re.findall(r"^(\d+) \((\w+)\)", form)} | {
+    1044: "42000", 1045: "28000", 1064: "42000", 1065: "42000", 1227: "42000", 1292: "22007", 1366: "22007", 1370: "42000",
+    1969: "70100", 3024: "HY000"}
+
+
+def sql_state(number: int) -> str:
+    """The SQLSTATE of one of MySQL's error numbers; HY000 is the general one."""
+    return _STATES.get(number, "HY000")
 
 
 def _from(sql: str, token: str) -> str:

@@ -21,23 +21,27 @@ _WORDS = {"SUM": ("total", "sum of the"), "MIN": ("smallest", "lowest"), "MAX": 
 
 def problem(rng: random.Random, index: int) -> Problem:
     """A problem of kind `KINDS[index % 24]` over a random domain."""
-    kind = KINDS[index % len(KINDS)]
-    scene = Scene(rng, kind)
-    if kind.startswith("aggregation"):
-        return scene.aggregation(kind.split("-")[1])
-    return {"other": scene.other, "counting": scene.counting, "comparison": scene.comparison, "ranking": scene.ranking,
-            "INSERT": scene.insert, "UPDATE": scene.update, "DELETE": scene.delete}[kind]()
+    return Scene(rng, KINDS[index % len(KINDS)]).draw()
 
 
 class Scene:
     """A filled table and the pieces from which questions about it are made."""
 
+    rows = (15, 60)
+
     def __init__(self, rng: random.Random, kind: str) -> None:
         self.rng, self.kind = rng, kind
         self.domain: Domain = rng.choice(DOMAINS)
-        self.table: dict[str, Any] = draw_table(rng, self.domain, rng.randint(15, 60))
+        self.table: dict[str, Any] = draw_table(rng, self.domain, rng.randint(*self.rows))
         self.name, self.noun = tick(self.table["name"]), self.domain.noun
         self.nouns = self.noun + "s"
+
+    def draw(self) -> Problem:
+        """A problem of the scene's kind."""
+        if self.kind.startswith("aggregation"):
+            return self.aggregation(self.kind.split("-")[1])
+        return {"other": self.other, "counting": self.counting, "comparison": self.comparison, "ranking": self.ranking,
+                "INSERT": self.insert, "UPDATE": self.update, "DELETE": self.delete}[self.kind]()
 
     def problem(self, question: str, sql: str, **settings: Any) -> Problem:
         return Problem(self.kind, question, [self.table], [sql], **settings)

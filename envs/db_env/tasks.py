@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
+
+import sqlglot
+from sqlglot import exp
 
 from envs.db_env.child import Store
 from envs.db_env.dialect import identifier
@@ -62,8 +66,8 @@ def examine(tables: list[dict[str, Any]], statements: list[str], changes: bool,
             ordered: bool = False) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Why the data do not determine the gold ([]: they do), and the rows of the last statement.
 
-    Ties and other dependence on the order of rows show when the rows are reversed; also found: no rows, too many rows, NULLs,
-    a change that changes nothing.
+    Ties and other dependence on the order of rows show when the rows are reversed; also found: numbers that are compared or
+    sorted as texts, no rows, too many rows, NULLs, a change that changes nothing.
     """
     reverse = [table | {"rows": table["rows"][::-1]} for table in tables]
     try:
@@ -71,7 +75,7 @@ def examine(tables: list[dict[str, Any]], statements: list[str], changes: bool,
         mirrored, mirrored_state = run(reverse, statements, with_state=changes)
     except ValueError as error:
         return [f"a gold statement fails: {error}"], []
-    found = []
+    found = [f"the numbers of {name} are compared as texts" for name in numbers_as_texts(tables, statements)]
     if changes:
         before = {table["name"]: [[name for name, _ in table["columns"]], table["rows"]] for table in tables}
         if states_match(state, before):
@@ -88,11 +92,27 @@ def examine(tables: list[dict[str, Any]], statements: list[str], changes: bool,
     return found, results[-1]
 
 
+def numbers_as_texts(tables: list[dict[str, Any]], statements: list[str]) -> list[str]:
+    """Names of TEXT columns of numbers only that a statement sorts, ranks or compares without a cast ("9" is above "10")."""
+    numeric = {name.lower() for table in tables for place, (name, kind) in enumerate(table["columns"])
+               if kind == "TEXT" and table["rows"] and all(map(_is_number, (row[place] for row in table["rows"])))}
+    if not numeric:
+        return []
+    places = (exp.Ordered, exp.Min, exp.Max, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+    compared = {child.name.lower() for sql in statements for node in sqlglot.parse_one(sql, read="mysql").find_all(*places)
+                for child in node.iter_expressions() if isinstance(child, exp.Column)}
+    return sorted(numeric & compared)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
+
+
 def instances(size: str, split: str) -> list[Instance]:
     """The generated instances of a size and split."""
-    from envs.db_env import micro, small
+    from envs.db_env import full, micro, small
 
-    problem = {"micro": micro.problem, "small": small.problem}[size]
+    problem = {"micro": micro.problem, "small": small.problem, "full": full.problem}[size]
 
     def key(data: dict[str, Any]) -> Any:
         return [data["question"], data["tables"]]

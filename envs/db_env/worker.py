@@ -154,13 +154,14 @@ class Database:
     """The database of one episode, on a worker that it holds until `close`. One thread at a time.
 
     Args:
-        tables: as in `child.Store`.
+        tables, file: as in `child.Store`.
         cpu_s: CPU seconds allowed to one statement.
     """
 
-    def __init__(self, tables: list[dict[str, Any]], cpu_s: float = STATEMENT_CPU_S, pool: WorkerPool = POOL) -> None:
-        self._tables, self._cpu_s, self._pool = tables, cpu_s, pool
-        self._journal: list[str] = []
+    def __init__(self, tables: list[dict[str, Any]], cpu_s: float = STATEMENT_CPU_S, pool: WorkerPool = POOL,
+                 file: str | None = None) -> None:
+        self._tables, self._file, self._cpu_s, self._pool = tables, file, cpu_s, pool
+        self._journal: list[tuple[str, ...]] = []
         self._cpu_left, self._owner = EPISODE_CPU_S, os.getpid()
         self._worker: Worker | None = None
         try:
@@ -168,13 +169,13 @@ class Database:
         except WorkerDied as death:
             raise EnvFault(f"db: a database worker {death} while it created the tables") from death
 
-    def execute(self, sql: str) -> Outcome:
-        """Run one statement. StateLost if its worker died and the database could not be built again."""
+    def execute(self, *statements: str) -> Outcome:
+        """Run the statements as one. StateLost if its worker died and the database could not be built again."""
         if self._cpu_left <= 0:
             return Outcome(timed_out=True)
         for attempt in (1, 2):
             try:
-                reply = self._request({"op": "run", "sql": sql, "cpu_s": self._cpu_s})
+                reply = self._request({"op": "run", "sql": statements, "cpu_s": self._cpu_s})
                 break
             except WorkerDied as death:
                 if death.timed_out:
@@ -186,7 +187,7 @@ class Database:
         if "error" in reply:
             return Outcome(error=reply["error"], timed_out=reply["error"] == "interrupted")
         if reply["wrote"]:
-            self._journal.append(sql)
+            self._journal.append(statements)
         return Outcome(text=reply["text"])
 
     def state(self) -> dict[str, Any] | None:
@@ -197,8 +198,8 @@ class Database:
             self._rebuild()
             return None
 
-    def gold_state(self, statements: list[str]) -> dict[str, Any]:
-        """The state that `statements` make of the initial tables; the episode's database is not touched.
+    def gold_state(self, statements: list[list[str]]) -> dict[str, Any]:
+        """The state that `statements` (each a list, run as one) make of the initial tables; the episode's database is not touched.
 
         Raises:
             ValueError: a statement fails.
@@ -231,7 +232,7 @@ class Database:
 
     def _open(self) -> None:
         """A database in the state that the journal leads to. WorkerDied, or StateLost if a journalled statement fails now."""
-        message = {"op": "open", "tables": self._tables, "sql": self._journal, "cpu_s": EPISODE_CPU_S}
+        message = {"op": "open", "tables": self._tables, "file": self._file, "sql": self._journal, "cpu_s": EPISODE_CPU_S}
         worker = self._pool.acquire()
         try:
             reply = worker.request(message, _START_S)

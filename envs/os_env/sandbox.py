@@ -21,15 +21,18 @@ import socket
 import sys
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from envs.base import EnvFault
-from envs.os_env.server import CHECK_ENVIRONMENT, ENVIRONMENT, START_S, Limits, current_server, end_sandbox
+from envs.os_env.server import (CHECK_ENVIRONMENT, ENVIRONMENT, MODES, MOUNTED, START_S, WRITABLE, Limits, current_server,
+                                end_sandbox, read_only_usr)
 
 MAX_SCRIPT_BYTES = 100_000                                   # below the kernel's limit for one argument
 MAX_STATE_BYTES = 32_000                                     # working directory and exported variables between commands
+COPY_S = 10.0
+READ_ALL = 1 << 1 | 1 << 2                                   # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: what its owner may not read
 KEPT_PIPES = 8                                               # of background processes, per sandbox
 SAVE = 'trap \'{ printf "%s\\0" "$PWD"; export -p; } >&200 2>/dev/null\' EXIT\n'
 
@@ -48,22 +51,31 @@ class Output:
         return self.data.decode("utf-8", errors="replace")
 
 
+class CopyFailed(RuntimeError):
+    """What model text left behind cannot be copied: too much, or too strange. Not a fault of the machinery."""
+
+
 class Sandbox:
     """A running sandbox. One thread at a time.
 
     Args:
         init: POSIX shell script of ours that prepares the world, run inside before the first command.
+        limits: caps, and how much of a root file system there is.
+        mode: one of `server.MODES`; see `probe`.
 
     Raises:
         EnvFault: it cannot be started; the message says why.
     """
 
-    def __init__(self, init: str = "", limits: Limits | None = None) -> None:
-        self.limits = limits = limits or Limits()
-        self._server = current_server()
+    def __init__(self, init: str = "", limits: Limits | None = None, mode: str = MODES[0]) -> None:
+        limits = limits or Limits()
+        if mode != MODES[0]:                                 # a whole file system of one's own needs a user namespace
+            limits = replace(limits, whole_root=False, capabilities=0)
+        self.limits = limits
+        self._server = current_server(mode)
         self._cwd, self._exports = "/root", b""
         self._kept: list[int] = []                           # read ends of pipes that background processes still hold
-        self._pidfd = self._server.start(init, limits)
+        self._pidfd, self._uid = self._server.start(init, limits)
         self._finalizer = weakref.finalize(self, end_sandbox, self._pidfd, self._kept, os.getpid())
 
     def run(self, script: str, wall_s: float | None = None) -> Output:
@@ -72,8 +84,9 @@ class Sandbox:
         if len(script.encode()) > MAX_SCRIPT_BYTES:
             return Output(f"bash: script longer than {MAX_SCRIPT_BYTES} bytes\n".encode(), 126)
         prepare = b"unset BASH_ENV; exec 3<&-; { " + self._exports + b"\n:; } 2>/dev/null\n" + SAVE.encode()
-        output, state = self._enter(["bash", "--noprofile", "--norc", "-c", script], ENVIRONMENT | {"BASH_ENV": "/dev/fd/3"},
-                                    self._cwd, prepare, wall_s)
+        request = self._request(["bash", "--noprofile", "--norc", "-c", script], self._cwd, wall_s, prepare=prepare,
+                                environment=ENVIRONMENT | {"BASH_ENV": "/dev/fd/3"})
+        output, state = self._enter(request)
         cwd, separator, exports = state.partition(b"\0")
         if separator and len(state) < MAX_STATE_BYTES:
             self._cwd, self._exports = os.fsdecode(cwd), exports
@@ -84,34 +97,81 @@ class Sandbox:
 
         `alone`: first end everything that commands left running, so that nothing of theirs runs beside the script.
         """
-        argv = ["bash", "--noprofile", "--norc", "-c", script, "check", *arguments]
-        return self._enter(argv, CHECK_ENVIRONMENT, "/root", b"", wall_s, alone)[0]
+        return self.execute(["bash", "--noprofile", "--norc", "-c", script, "check"], *arguments, alone=alone, wall_s=wall_s)
+
+    def execute(self, argv: list[str], *arguments: str, alone: bool = False, wall_s: float | None = None) -> Output:
+        """As `check`, with any command of /usr or its sub-folders; its arguments lose their NUL bytes."""
+        words = [*argv, *(argument.replace("\0", "") for argument in arguments)]
+        if words[0] != "bash":
+            words = ["bash", "-c", 'exec "$@"', "check", *words]
+        return self._enter(self._request(words, "/root", wall_s, alone=alone))[0]
+
+    def copy(self) -> "Sandbox":
+        """A new sandbox with the files of this one, whose processes are ended first.
+
+        Raises:
+            CopyFailed: what was left behind does not fit the limits or cannot be copied in time.
+        """
+        mounted = MOUNTED + tuple(read_only_usr() if self.limits.whole_root else ())
+        places = ["."] if self.limits.whole_root else [name[1:] for name in WRITABLE] + ["tmp"]
+        root = "." if self.limits.whole_root else ""
+        excluded = " ".join(f"--exclude={root}{name if root else name[1:]}" for name in mounted)
+        pack = (f"find {' '.join(places)} -mindepth 1 -maxdepth 1 -print0 | "
+                f"exec tar --anchored {excluded} --one-file-system --null -T - -cSf - 2>/dev/null")
+        twin = Sandbox(limits=self.limits, mode=self._server.mode)
+        source, sink = os.pipe2(os.O_CLOEXEC)
+        nothing, nothing_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            request = self._request(["bash", "-c", pack], "/", COPY_S, alone=True)
+            request["capabilities"] = 0 if self._uid else READ_ALL
+            packing = self._server.send(request, [self._pidfd, sink, nothing_end])
+            os.close(sink)
+            unpack = ["bash", "-c", "exec tar --no-same-owner --delay-directory-restore -xpSf -"]
+            output, _ = twin._enter(twin._request(unpack, "/", COPY_S), stdin=source)
+            with packing:
+                answer = marshal.loads(packing.recv(1 << 16) or marshal.dumps({"error": "its server process has ended"}))
+        except BaseException:
+            twin.close()
+            raise
+        finally:
+            for fd in (source, nothing, nothing_end):
+                os.close(fd)
+        if "error" in answer:
+            twin.close()
+            raise EnvFault(f"sandbox: {answer['error']}")
+        if output.code or output.why != "exit" or answer["why"] != "exit":
+            twin.close()
+            raise CopyFailed(f"the state cannot be copied: {output.text.strip()[-200:] or answer['why']}")
+        return twin
 
     def close(self) -> None:
         """End the sandbox with all its processes and files; safe to call twice."""
         self._finalizer()
 
-    def _enter(self, argv: list[str], environment: dict[str, str], cwd: str, prepare: bytes, wall_s: float | None,
-               alone: bool = False) -> tuple[Output, bytes]:
+    def _request(self, argv: list[str], cwd: str, wall_s: float | None, *, environment: dict[str, str] = CHECK_ENVIRONMENT,
+                 prepare: bytes = b"", alone: bool = False) -> dict[str, Any]:
         limits = self.limits
-        wall_s = limits.wall_s if wall_s is None else wall_s
-        request = {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "alone": alone,
-                   "wall_s": wall_s, "memory_bytes": limits.memory_bytes,
-                   "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes, "RLIMIT_CPU": limits.cpu_s,
-                              "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files, "RLIMIT_CORE": 0}}
+        return {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "alone": alone,
+                "wall_s": limits.wall_s if wall_s is None else wall_s, "memory_bytes": limits.memory_bytes, "uid": self._uid,
+                "capabilities": 0 if self._uid else limits.capabilities,
+                "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes, "RLIMIT_CPU": limits.cpu_s,
+                           "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files, "RLIMIT_CORE": 0}}
+
+    def _enter(self, request: dict[str, Any], stdin: int | None = None) -> tuple[Output, bytes]:
+        cap = self.limits.output_bytes
         output, output_end = os.pipe2(os.O_CLOEXEC)
         state, state_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # an environment larger than a pipe is lost, not waited for
         os.set_blocking(output, False)
         held = False
         try:
             try:
-                reply = self._server.send(request, [self._pidfd, output_end, state_end])
+                reply = self._server.send(request, [self._pidfd, output_end, state_end, *([] if stdin is None else [stdin])])
             finally:
                 os.close(output_end)
                 os.close(state_end)
             with reply:
-                data, answer = _collect(output, reply, limits.output_bytes, wall_s + START_S)
-            data, held = _drain(output, data, limits.output_bytes)
+                data, answer = _collect(output, reply, cap, request["wall_s"] + START_S)
+            data, held = _drain(output, data, cap)
             saved, _ = _drain(state, b"", MAX_STATE_BYTES)
         finally:
             os.close(state)
@@ -169,17 +229,31 @@ def _collect(output: int, reply: socket.socket, cap: int, deadline_s: float) -> 
             return data, marshal.loads(answer)
 
 
-@functools.lru_cache(maxsize=1)
-def probe() -> tuple[bool, str]:
-    """Whether sandboxes work here, tried once, and if not, why."""
+@functools.lru_cache(maxsize=len(MODES) + 1)
+def probe(mode: str | None = None) -> tuple[str | None, str]:
+    """The mode in which sandboxes work here (tried once, in the order of `MODES`, or only `mode`), or None, and why not.
+
+    "bubblewrap" needs user namespaces; "bubblewrap-root" needs to be root with CAP_SYS_ADMIN, gives every sandbox a user id of
+    its own, and is what remains where user namespaces are switched off.
+    """
     if sys.platform != "linux":
-        return False, f"the shell sandbox needs Linux, this is {sys.platform}"
+        return None, f"the shell sandbox needs Linux, this is {sys.platform}"
     release = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
     if release < (5, 14):
-        return False, f"the shell sandbox needs Linux 5.14 (process limits per user namespace), this is {os.uname().release}"
-    try:
-        with Sandbox() as sandbox:
-            output = sandbox.check('[ "$(id -u)" = 0 ] && [ ! -e "$1" ]', str(Path(__file__).resolve()))
-    except (EnvFault, OSError) as fault:
-        return False, f"{fault}. User namespaces may be switched off (container without them, sysctl, AppArmor)"
-    return (True, "") if output.code == 0 else (False, f"the sandbox is not what it should be: {output.text.strip() or output}")
+        return None, f"the shell sandbox needs Linux 5.14 (process limits per user namespace), this is {os.uname().release}"
+    reasons = []
+    for candidate in MODES if mode is None else (mode,):
+        if candidate == "bubblewrap-root" and os.geteuid() != 0:
+            reasons.append("bubblewrap-root: needs root")
+            continue
+        try:
+            with Sandbox(mode=candidate) as sandbox:
+                output = sandbox.check('[ "$(id -un)" = root ] && [ ! -e "$1" ]', str(Path(__file__).resolve()))
+        except (EnvFault, OSError) as fault:
+            reasons.append(f"{candidate}: {fault}")
+        else:
+            if output.code == 0:
+                return candidate, ""
+            reasons.append(f"{candidate}: the sandbox is not what it should be: {output.text.strip() or output}")
+    return None, ("; ".join(reasons) + ". User namespaces may be switched off (container without them, sysctl, AppArmor); "
+                  "where Docker runs, backend='docker' is the other choice")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.resources
+import itertools
 import marshal
 import os
 import re
@@ -22,6 +23,8 @@ from pathlib import Path
 from envs.base import EnvFault
 from envs.os_env import seccomp
 
+MODES = ("bubblewrap", "bubblewrap-root")                    # in order of preference: with user namespaces; as real root without
+FIRST_UID, UIDS = 200_000, 100_000                           # bubblewrap-root: a user id per sandbox, for its process limit
 START_S = 20.0                                               # a sandbox that has not started by then is an infrastructure fault
 UNPRIVILEGED = 65534
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -30,6 +33,25 @@ CHECK_ENVIRONMENT = ENVIRONMENT | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 WRITABLE = ("/root", "/home", "/var", "/opt", "/srv", "/run", "/usr/local", "/etc")
 FILES = {"/etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
          "/etc/group": "root:x:0:\nusers:x:100:\nnogroup:x:65534:\n", "/etc/hosts": "127.0.0.1 localhost agent\n"}
+_ACCOUNTS = "daemon:1 bin:2 sys:3 games:5 man:6 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33 backup:34 list:38 irc:39"
+_GROUPS = ("daemon:1 bin:2 sys:3 adm:4 tty:5 disk:6 lp:7 mail:8 news:9 uucp:10 man:12 proxy:13 sudo:27 audio:29 www-data:33 "
+           "backup:34 list:38 irc:39 src:40 shadow:42 utmp:43 video:44 staff:50 games:60 users:100")
+
+
+def _lines(form: str, entries: str) -> str:
+    return "".join(form.format(*entry.split(":")) for entry in entries.split())
+
+
+WHOLE_FILES = {                                              # /etc of a plain Debian, so that accounts can be listed and added
+    "/etc/passwd": "root:x:0:0:root:/root:/bin/bash\n" + _lines("{0}:x:{1}:{1}:{0}:/var/{0}:/usr/sbin/nologin\n", _ACCOUNTS)
+                   + "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "/etc/group": "root:x:0:\n" + _lines("{}:x:{}:\n", _GROUPS) + "nogroup:x:65534:\n",
+    "/etc/hosts": "127.0.0.1 localhost agent\n", "/etc/hostname": "agent\n", "/etc/shells": "/bin/sh\n/bin/bash\n",
+    "/etc/os-release": 'NAME="Ubuntu"\nVERSION_ID="22.04"\nID=ubuntu\nPRETTY_NAME="Ubuntu 22.04"\n',
+    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
+    "/etc/login.defs": "UID_MIN 1000\nUID_MAX 60000\nGID_MIN 1000\nGID_MAX 60000\nUSERGROUPS_ENAB yes\n"}
+MOUNTED = ("/proc", "/dev", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ld.so.cache",
+           "/etc/ld.so.preload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,12 @@ class Limits:
     disk_bytes: int = 16 << 20                               # of each writable file system
     output_bytes: int = 1 << 20
     open_files: int = 256
+    whole_root: bool = False                                 # one writable file system, Debian's /etc; else some writable folders
+    capabilities: int = 0                                    # bit mask, inside the sandbox's own user namespace
+
+    @property
+    def files(self) -> dict[str, str]:
+        return WHOLE_FILES if self.whole_root else FILES
 
 
 def end_sandbox(pidfd: int, kept: list[int], owner: int) -> None:
@@ -73,41 +101,65 @@ def find_bwrap() -> Path:
     return Path(found)
 
 
-def bwrap_arguments(bwrap: str, init: str, limits: Limits) -> list[str]:
-    """The command line of one sandbox; descriptors 3 to 7 are set by the server. Mounts happen in the order written."""
-    size = ["--size", str(limits.disk_bytes)]
-    arguments = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
-                 "--unshare-cgroup-try", "--uid", "0", "--gid", "0", "--hostname", "agent", "--die-with-parent",
-                 "--new-session", "--cap-drop", "ALL", "--clearenv", "--ro-bind", "/usr", "/usr"]
+def bwrap_arguments(bwrap: str, init: str, limits: Limits, uid: int | None = None) -> list[str]:
+    """The command line of one sandbox; descriptors from 3 on are set by the server. Mounts happen in the order written.
+
+    With `uid` there is no user namespace: bubblewrap runs as real root, and everything inside as that user id.
+    """
+    size = ["--size", str(limits.disk_bytes)] + ["--perms", "0777"] * (uid is not None)
+    arguments = [bwrap, *(["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"] if uid is None else []),
+                 "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname",
+                 "agent", "--die-with-parent", "--new-session", "--clearenv"]
+    if limits.whole_root:
+        arguments += [*size, "--tmpfs", "/"]
+        for name in read_only_usr():
+            arguments += ["--ro-bind", name, name]
+        for name in WRITABLE:
+            arguments += ["--dir", name]
+        arguments += ["--perms", "1777", "--dir", "/tmp", "--dir", "/usr/local/bin"]
+    else:
+        arguments += ["--ro-bind", "/usr", "/usr"]
+        for name in WRITABLE:
+            arguments += [*size, "--tmpfs", name]
+        arguments += ["--size", str(limits.disk_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     for name in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
         if os.path.islink(name):
             arguments += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
             arguments += ["--ro-bind", name, name]
-    for name in WRITABLE:
-        arguments += [*size, "--tmpfs", name]
-    arguments += [*size, "--perms", "1777", "--tmpfs", "/tmp", "--dir", "/mnt", "--dir", "/media", "--dir", "/var/log",
-                  "--dir", "/var/tmp", "--proc", "/proc", "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev",
-                  *size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    arguments += ["--dir", "/mnt", "--dir", "/media", *(["--dir", "/var/log", "--dir", "/var/tmp"] if uid is None else []),
+                  "--proc", "/proc",
+                  "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev", "--size", str(limits.disk_bytes),
+                  "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):
         arguments += ["--ro-bind-try", name, name]
-    for fd, name in enumerate(FILES, start=6):
+    for fd, name in enumerate(limits.files, start=6):
         arguments += ["--file", str(fd), name]
-    arguments += ["--ro-bind", "/dev/null", "/etc/ld.so.preload", "--remount-ro", "/", "--chdir", "/root"]
+    arguments += ["--ro-bind", "/dev/null", "/etc/ld.so.preload", *([] if limits.whole_root else ["--remount-ro", "/"]),
+                  "--chdir", "/root"]
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     # PID 1 says when the world is ready, then becomes a process that only waits; the kernel reaps orphans for it
     first = ('eval "$1" >/dev/null; echo "ready $?" >&4; exec >/dev/null 2>&1 4>&-; '
              'exec env -i --ignore-signal=CHLD sleep infinity')
-    return arguments + ["--info-fd", "3", "--seccomp", "5", "--as-pid-1", "--", "/bin/sh", "-c", first, "init", init]
+    drop = [] if uid is None else ["/usr/bin/setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups",
+                                   "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
+    return arguments + ["--info-fd", "3", "--seccomp", "5", "--as-pid-1", "--", *drop, "/bin/sh", "-c", first, "init", init]
+
+
+def read_only_usr() -> list[str]:
+    """What lies in the host's /usr, but for /usr/local."""
+    return [f"/usr/{name}" for name in sorted(os.listdir("/usr")) if name != "local" and not os.path.islink(f"/usr/{name}")]
 
 
 class Server:
     """This process's end of the spawner: starts it, hands it requests from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str = MODES[0]) -> None:
+        self.mode, self._uids = mode, itertools.count()
         bwrap, self._scratch = find_bwrap(), None
-        if os.geteuid() == 0:                                # the unprivileged user may not be able to read our folders
+        lowered = os.geteuid() == 0 and mode == MODES[0]
+        if lowered:                                # the unprivileged user may not be able to read our folders
             self._scratch = tempfile.mkdtemp(prefix="sandbox-")
             bwrap = _copy(bwrap, Path(self._scratch))
         self.bwrap = str(bwrap)
@@ -116,7 +168,7 @@ class Server:
         with theirs:
             self.process = subprocess.Popen([sys.executable, "-I", "-S", str(Path(__file__).with_name("spawner.py"))], env={},
                                             stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
-        self._control.send(marshal.dumps({"uid": UNPRIVILEGED if os.geteuid() == 0 else None, "scratch": self._scratch}))
+        self._control.send(marshal.dumps({"uid": UNPRIVILEGED if lowered else None, "scratch": self._scratch}))
         self._control.send(seccomp.program())
 
     def send(self, request: dict, fds: list[int]) -> socket.socket:
@@ -133,12 +185,14 @@ class Server:
             except OSError as error:
                 raise EnvFault(f"sandbox: its server process has ended ({error})") from error
 
-    def start(self, init: str, limits: Limits) -> int:
-        """Start a sandbox; returns a pidfd of its PID 1."""
+    def start(self, init: str, limits: Limits) -> tuple[int, int | None]:
+        """Start a sandbox; returns a pidfd of its PID 1, and the user id inside where it is not a mapped root."""
+        uid = FIRST_UID + next(self._uids) % UIDS if self.mode == MODES[1] else None
         log, log_end = os.pipe2(os.O_CLOEXEC)
         try:
-            files = {fd: text.encode() for fd, text in enumerate(FILES.values(), start=6)}
-            self._send({"op": "start", "argv": bwrap_arguments(self.bwrap, init, limits), "files": files}, [log_end])
+            files = {fd: text.replace("root:x:0:0", f"root:x:{uid or 0}:{uid or 0}").encode()
+                     for fd, text in enumerate(limits.files.values(), start=6)}
+            self._send({"op": "start", "argv": bwrap_arguments(self.bwrap, init, limits, uid), "files": files}, [log_end])
         finally:
             os.close(log_end)
         pidfd, said, deadline = None, b"", time.monotonic() + START_S
@@ -165,7 +219,7 @@ class Server:
             raise
         finally:
             os.close(log)
-        return pidfd
+        return pidfd, uid
 
     def close(self) -> None:
         """End the spawner, and with it every sandbox."""
@@ -193,38 +247,36 @@ def _words(said: bytes) -> str:
     return " ".join(text.split())[-400:] or "no message"
 
 
-_servers: list[Server] = []
+_servers: dict[str, Server] = {}
 _servers_lock = threading.Lock()
 
 
-def current_server() -> Server:
-    """This process's server, started when first needed and again if it has ended."""
+def current_server(mode: str = MODES[0]) -> Server:
+    """This process's server for a mode, started when first needed and again if it has ended."""
     with _servers_lock:
-        if _servers and _servers[0].process.poll() is not None:
-            _servers.pop().close()
+        if mode in _servers and _servers[mode].process.poll() is not None:
+            _servers.pop(mode).close()
         try:
-            if not _servers:
-                _servers.append(Server())
+            if mode not in _servers:
+                _servers[mode] = Server(mode)
         except OSError as error:
             raise EnvFault(f"sandbox: its server process cannot be started: {error}") from error
-        return _servers[0]
+        return _servers[mode]
 
 
 def _forget() -> None:
-    """In a forked child: the server belongs to the parent."""
+    """In a forked child: the servers belong to the parent."""
     global _servers_lock
     _servers_lock = threading.Lock()
-    for entry in _servers:
+    for entry in _servers.values():
         entry._control.close()
     _servers.clear()
 
 
 def _shut_down() -> None:
     while _servers:
-        _servers.pop().close()
+        _servers.popitem()[1].close()
 
 
 os.register_at_fork(after_in_child=_forget)
 atexit.register(_shut_down)
-
-

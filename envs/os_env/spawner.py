@@ -7,8 +7,9 @@ same interpreter) with its file descriptors, each is served by a fork, and the e
 went) ends this process and with it every sandbox. It imports nothing of the project.
 
     {"op": "start", "argv", "files": {descriptor: text}}             fds: log pipe
-    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state", "alone"}
-                                                                     fds: pidfd of PID 1, output pipe, state pipe, reply socket
+    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state", "alone", "uid", "capabilities"}
+                                                                     fds: pidfd of PID 1, output pipe, state pipe, standard
+                                                                     input (not always), reply socket
 """
 
 import ctypes
@@ -26,6 +27,7 @@ import time
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+USER_NAMESPACE = 0x10000000
 NAMESPACES = 0x7C020000 | 0x2000000 * os.path.exists("/proc/self/ns/cgroup")  # mount, uts, ipc, user, pid, net; cgroup
 TICK_S = 0.05                                                # how often a running command's memory is looked at
 PAGE = resource.getpagesize()
@@ -79,20 +81,25 @@ def start(request, fds, filter_code):
     os.execve(request["argv"][0], request["argv"], {})
 
 
-def enter(pidfd):
+def enter(pidfd, uid):
     prctl(PR_SET_DUMPABLE, 0)                                # nobody inside may look through /proc at this copy of python
-    check(LIBC.setns(pidfd, NAMESPACES), "setns")
+    check(LIBC.setns(pidfd, NAMESPACES if uid is None else NAMESPACES & ~USER_NAMESPACE), "setns")
 
 
 def confine(request, filter_struct):
-    """Limits, no capabilities, no new privileges, the filter: everything that the command is to inherit."""
+    """Limits, few or no capabilities, no new privileges, the filter: everything that the command is to inherit."""
+    kept = request["capabilities"]
     for name, value in request["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     for capability in range(64):
-        if LIBC.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+        if not kept >> capability & 1 and LIBC.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break                                            # past the last capability of this kernel
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    check(LIBC.capset(struct.pack("<Ii", 0x20080522, 0), bytes(24)), "capset")
+    if request["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(*[request["uid"]] * 3)
+        os.setresuid(*[request["uid"]] * 3)
+    check(LIBC.capset(struct.pack("<Ii", 0x20080522, 0), struct.pack("<6I", kept, kept, 0, 0, 0, 0)), "capset")
     prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_struct), 0, 0)
 
 
@@ -102,7 +109,11 @@ def command(request, fds, filter_struct):
     state, write_end = os.pipe()
     os.write(write_end, request["state"])
     os.close(write_end)
-    place({0: os.open("/dev/null", os.O_RDONLY), 1: fds[1], 2: fds[1], STATE_IN: state, STATE_OUT: fds[2]})
+    if request["uid"] is not None:                           # or a program could not open its own /dev/stdout
+        for fd in (state, fds[1], fds[2]):
+            os.fchown(fd, request["uid"], request["uid"])
+    stdin = fds[3] if len(fds) > 4 else os.open("/dev/null", os.O_RDONLY)
+    place({0: stdin, 1: fds[1], 2: fds[1], STATE_IN: state, STATE_OUT: fds[2]})
     os.umask(0o022)
     default_signals()
     try:
@@ -147,9 +158,9 @@ def kill_group(child):
 
 def run(request, fds, filter_struct):
     """Enter the sandbox, run the command in a child, answer {"code", "why"}; why: exit, timeout, output, memory."""
-    reply = socket.socket(fileno=fds[3])
+    reply = socket.socket(fileno=fds[-1])
     try:
-        enter(fds[0])
+        enter(fds[0], request["uid"])
         if request["alone"]:
             kill_all()
         child = os.fork()
@@ -159,8 +170,8 @@ def run(request, fds, filter_struct):
             finally:
                 os.write(2, f"cannot execute: {sys.exc_info()[1]}\n".encode())
                 os._exit(126)
-        os.close(fds[1])
-        os.close(fds[2])
+        for fd in fds[1:-1]:
+            os.close(fd)
         poller = select.poll()
         poller.register(os.pidfd_open(child), select.POLLIN)
         poller.register(reply, select.POLLIN)                # the host closes its side when the output is too long

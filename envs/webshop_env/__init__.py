@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.base import Env, EnvFault, Message, Status, StepResult, assistant_call, function_tool
+from envs.base import Env, EnvFault, Message, Status, assistant_call, function_tool
 from envs.instances import Instance, generate
 from envs.tool_calls import ParsedTurn, ToolCall
 from envs.webshop_env import catalogue as products
 from envs.webshop_env import goals, lexicon
+from envs.webshop_env.official import official
 from envs.webshop_env.pages import BACK, BUY, NEXT, PREV, Compact, Full
 from envs.webshop_env.reward import noun_tagger, purchase_reward
 from envs.webshop_env.session import Session, SiteError
@@ -74,12 +75,12 @@ class WebShopEnv(Env):
     def _shop(self) -> tuple[Full, products.Catalogue]:
         generated = self.source == "generated"
         return Compact() if self.micro else Full(), \
-            products.generated(self.size) if generated else products.official(_official_folder(self.path))
+            products.generated(self.size) if generated else official(_official_folder(self.path))
 
     def _official_goals(self) -> tuple[list[goals.Goal], dict[str, str]]:
         folder = _official_folder(self.path)
         return products.shared(("goals", str(folder.resolve())),
-                               lambda: goals.official_goals(folder, products.official(folder)))
+                               lambda: goals.official_goals(folder, official(folder)))
 
     def _load(self) -> Sequence[Instance]:
         if self.source == "official":

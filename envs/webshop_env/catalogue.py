@@ -1,4 +1,4 @@
-"""Products: the generated catalogues and the loading of WebShop's product JSON.
+"""Products, the catalogue that holds them, and the generated catalogues.
 
 A catalogue is shared: one per size (or per folder of official files) and process, built when first needed, by whichever
 thread comes first. A generated catalogue depends on its size alone.
@@ -6,26 +6,19 @@ thread comes first. A generated catalogue depends on its size alone.
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from envs.base import EnvFault
 from envs.webshop_env import lexicon
 from envs.webshop_env.search import ProductIndex
 
 SMALL_PRODUCTS = 4000
 SEARCHES_KEPT = 8192
 NO_PRICE = 100.0                                            # WebShop's price of a product that has none
-PRODUCT_FIELDS = {"asin": str, "Title": str, "Description": str, "BulletPoints": list, "options": dict, "Attributes": list,
-                  "Price": str, "pricing": list, "category": str, "query": str, "product_category": str,
-                  "Rating": (str, float, int)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +54,18 @@ class Product:
 
 
 class Catalogue:
-    """Products and their search index; a product is known by its position."""
+    """Products and their search index; a product is known by its position.
 
-    def __init__(self, products: Sequence[Product]) -> None:
+    Args:
+        positions: id in lower case to position; index: over the products' texts. Both are made where they are not given.
+    """
+
+    def __init__(self, products: Sequence[Product], positions: Mapping[str, int] | None = None,
+                 index: ProductIndex | None = None) -> None:
         self.products = products
-        self.positions = {product.asin.lower(): position for position, product in enumerate(products)}
-        self.index = ProductIndex(product.index_text for product in products)
+        self.positions = positions if positions is not None else \
+            {product.asin.lower(): position for position, product in enumerate(products)}
+        self.index = index or ProductIndex(product.index_text for product in products)
         self._searched = lru_cache(SEARCHES_KEPT)(self.index.search)
 
     def search(self, keywords: str, limit: int) -> list[int]:
@@ -76,6 +75,10 @@ class Catalogue:
     def find(self, asin: str) -> int:
         """Position of the product with this id, in whatever case. KeyError: no such product."""
         return self.positions[asin.lower()]
+
+    def labelled(self, label: str, value: str) -> list[int]:
+        """Positions of all products whose `label` ("category", "query") is `value`."""
+        return [position for position, product in enumerate(self.products) if getattr(product, label) == value]
 
 
 _shared: dict[Any, Any] = {}
@@ -163,46 +166,3 @@ def _subset(rng: random.Random, values: Sequence[str]) -> tuple[str, ...]:
     """Three or more of `values`, in their order."""
     chosen = set(rng.sample(range(len(values)), rng.randint(3, min(len(values), 8))))
     return tuple(value for position, value in enumerate(values) if position in chosen)
-
-
-# ---- official files -----------------------------------------------------------------------------------------------------
-def official(folder: Path) -> Catalogue:
-    """The products of WebShop's documents file (`documents*.jsonl.gz`: id, contents, product per line) in `folder`.
-
-    Raises:
-        EnvFault: no such file, or a record without the fields of a product.
-    """
-    def build() -> Catalogue:
-        files = sorted(folder.glob("documents*.jsonl.gz"))
-        if not files:
-            raise EnvFault(f"webshop: no documents*.jsonl.gz in {folder}; put WebShop's product documents there "
-                           "(see https://github.com/princeton-nlp/WebShop) or use source='generated'")
-        return Catalogue(read_documents(files[0]))
-    return shared(("catalogue", str(folder.resolve())), build)
-
-
-def read_documents(path: Path) -> list[Product]:
-    """Products in file order, without repeated ids, as upstream. EnvFault names file and line of a bad record."""
-    products: dict[str, Product] = {}
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                product = _read_product(json.loads(line), f"{path}, line {number}")
-                products.setdefault(product.asin, product)
-    except (OSError, EOFError, ValueError) as error:
-        raise EnvFault(f"webshop: {path} cannot be read: {error}") from error
-    return list(products.values())
-
-
-def _read_product(record: Any, where: str) -> Product:
-    item = record.get("product") if isinstance(record, dict) else None
-    bad = sorted(PRODUCT_FIELDS) if not isinstance(item, dict) else \
-        [name for name, kind in PRODUCT_FIELDS.items() if not isinstance(item.get(name), kind)]
-    if bad:
-        raise EnvFault(f"webshop: {where}: missing or of another type: {', '.join(bad)}")
-    reviews = tuple(part for review in item.get("Reviews") or []
-                    for part in (f'"{review.get("title", "")}"', str(review.get("score", "")), str(review.get("body", ""))))
-    return Product(item["asin"], item["Title"], item["query"].lower().strip(), item["category"], item["product_category"],
-                   tuple(item["Attributes"]), {name: tuple(values) for name, values in item["options"].items()},
-                   tuple(map(float, item["pricing"])), item["Price"], item["Description"], tuple(item["BulletPoints"]),
-                   str(item["Rating"]), reviews)

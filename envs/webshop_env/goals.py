@@ -16,6 +16,7 @@ from typing import Any
 from envs.base import EnvFault
 from envs.instances import Instance
 from envs.webshop_env.catalogue import Catalogue, Product
+from envs.webshop_env.official import instruction_files
 from envs.webshop_env.pages import Full
 from envs.webshop_env.reward import NO_LIMIT, plain_nouns, purchase_reward
 
@@ -119,7 +120,7 @@ def official_goals(folder: Path, catalogue: Catalogue) -> tuple[list[Goal], dict
     if human.exists():
         goals, skipped = _human_goals(_read_json(human), catalogue)
     else:
-        files = sorted(folder.glob("items_ins_v2*.json"))
+        files = instruction_files(folder)
         if not files:
             raise EnvFault(f"webshop: neither items_human_ins.json nor items_ins_v2*.json in {folder}")
         goals, skipped = _synthetic_goals(_read_json(files[0]), catalogue)
@@ -172,12 +173,13 @@ def _human_goals(records: Any, catalogue: Catalogue) -> tuple[list[Goal], dict[s
     """One goal per human instruction, in catalogue order; the crowd worker's fields are not read."""
     goals = []
     skipped = {asin: "the product is not in the catalogue" for asin in records if asin.lower() not in catalogue.positions}
-    for product in catalogue.products:
-        for number, record in enumerate(records.get(product.asin, ())):
+    for asin in sorted(records.keys() - skipped.keys(), key=catalogue.find):
+        product = catalogue.products[catalogue.find(asin)]
+        for number, record in enumerate(records[asin]):
             if not record["instruction_attributes"]:
-                skipped[f"{product.asin}/{number}"] = "no attributes"
+                skipped[f"{asin}/{number}"] = "no attributes"
                 continue
-            limit = price_bound(product.price, random.Random(f"webshop/bound/{product.asin}/{number}"))
+            limit = price_bound(product.price, random.Random(f"webshop/bound/{asin}/{number}"))
             goals.append(_goal(product, record["instruction"].strip("."), record["instruction_attributes"],
                                record["instruction_options"], limit))
     return goals, skipped

@@ -17,6 +17,7 @@ Formula: princeton-nlp/WebShop, with THUDM/AgentBench's changes.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -140,6 +141,22 @@ def _fold(value: str) -> str:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
+
+
+def best_options(product: Product, wanted: list[str] | dict[str, str], rules: str) -> dict[str, str]:
+    """The choice of option values (name to value) that meets most of `wanted`, with the wanted values themselves where they do
+    as well as others, and nothing that meets none."""
+    count = _strict_options if rules == "strict" else _literal_options
+    asked = [_fold(value) for value in (wanted.values() if isinstance(wanted, dict) else wanted)]
+    useful: list[list[tuple[str, str] | None]] = []
+    for name, values in product.options.items():
+        first: dict[tuple[int, ...], str] = {}               # values that meet the same wanted ones do equally well
+        for value in sorted(dict.fromkeys(values), key=lambda value: _fold(value) not in asked):
+            first.setdefault(tuple(count([value], [want] if not isinstance(wanted, dict) else {want[0]: want[1]})
+                                   for want in _items(wanted)), value)
+        useful.append([(name, value) for met, value in first.items() if any(met)] + [None])
+    choices = (dict(filter(None, choice)) for choice in itertools.product(*useful))
+    return max(choices, key=lambda chosen: (count(list(chosen.values()), wanted), -len(chosen)), default={})
 
 
 # ---- noun taggers -------------------------------------------------------------------------------------------------------

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import bm25s
 import numpy as np
 import Stemmer
 
+from envs.webshop_env.tables import Names, in_place
+
 K1, B = 0.9, 0.4
 STOP_WORDS = frozenset("a an and are as at be but by for if in into is it no not of on or such that the their then there these "
                        "they this to was will with".split())
 MAX_QUERY_TERMS = 1024                                      # Lucene's clause limit; a longer query is cut
+ROUNDING = 5e-5                                             # scores are compared at four decimals
+BLOCK = 512
 _WORD = re.compile(r"\w+(?:(?<=[^\W\d_])['\u2019.:](?=[^\W\d_])\w+|(?<=\d)[.,'\u2019](?=\d)\w+)*")
 _local = threading.local()                                  # a stemmer serves one thread only
 
@@ -31,22 +37,54 @@ def analyse(text: str) -> list[str]:
 
 
 class ProductIndex:
-    """An index over `texts`; a product is known by its position."""
+    """An index over texts; a product is known by its position.
+
+    Per term: the positions of the products that have it, and what it adds to their scores.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._vocabulary: dict[str, int] = {}
-        ids = [[self._vocabulary.setdefault(term, len(self._vocabulary)) for term in analyse(text)] for text in texts]
-        self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
-        self._bm25.index((ids, dict(self._vocabulary)), show_progress=False)
+        vocabulary: dict[str, int] = {}
+        ids = [array("i", [vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)]) for text in texts]
+        bm25 = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
+        bm25.index((ids, dict(vocabulary)), show_progress=False)
+        self._fill(vocabulary, len(ids), *(bm25.scores[part] for part in ("data", "indices", "indptr")))
+
+    def _fill(self, vocabulary: Mapping[str, int], count: int, weights: np.ndarray, positions: np.ndarray,
+              starts: np.ndarray) -> None:
+        self._vocabulary, self._count, self._weights, self._positions, self._starts = \
+            vocabulary, count, weights, positions, starts
+
+    def save(self, folder: Path) -> None:
+        """Write the index into `folder`, from where `load` opens it."""
+        Names.write(folder, "terms", self._vocabulary)
+        for name, values in (("weights", self._weights), ("positions", self._positions), ("starts", self._starts)):
+            np.save(folder / f"{name}.npy", values)
+
+    @classmethod
+    def load(cls, folder: Path, count: int) -> "ProductIndex":
+        """The index of `count` products that `save` wrote, read in place."""
+        index = cls.__new__(cls)
+        index._fill(Names(folder, "terms"), count, *(in_place(folder / f"{name}.npy")
+                                                     for name in ("weights", "positions", "starts")))
+        return index
 
     def search(self, query: str, limit: int) -> list[int]:
         """Positions of the `limit` best matches, best first; only products that share a term with the query."""
-        terms = [self._vocabulary[term] for term in analyse(query)[:MAX_QUERY_TERMS] if term in self._vocabulary]
-        if not terms:
-            return []
-        scores = np.round(self._bm25.get_scores_from_ids(terms), 4)     # sums that differ in the last bit only are a tie
-        found = np.flatnonzero(scores > 0)
-        if len(found) > limit:
-            floor = np.partition(scores[found], len(found) - limit)[len(found) - limit]
-            found = found[scores[found] >= floor]
-        return found[np.argsort(-scores[found], kind="stable")][:limit].tolist()
+        scores = np.zeros(self._count, dtype=np.float32)
+        for term in analyse(query)[:MAX_QUERY_TERMS]:
+            if (number := self._vocabulary.get(term)) is not None:
+                postings = slice(self._starts[number], self._starts[number + 1])
+                scores[self._positions[postings]] += self._weights[postings]
+        found = np.flatnonzero(scores >= _least(scores, limit))
+        rounded = np.round(scores[found], 4)                 # sums that differ in the last bit only are a tie
+        found, rounded = found[rounded > 0], rounded[rounded > 0]
+        return found[np.argsort(-rounded, kind="stable")][:limit].tolist()
+
+
+def _least(scores: np.ndarray, limit: int) -> float:
+    """A score that none of the `limit` best is below, ties included: the `limit`-th best of the best scores of blocks."""
+    whole = len(scores) // BLOCK * BLOCK
+    best = scores[:whole].reshape(-1, BLOCK).max(axis=1)
+    if len(best) <= limit:
+        return ROUNDING
+    return max(float(np.partition(best, len(best) - limit)[len(best) - limit]) - 2 * ROUNDING, ROUNDING)

@@ -130,15 +130,14 @@ class Session:
 
     def _command(self, words: list[str]) -> list[int] | None:
         """What upstream's hidden search commands list; None for ordinary keywords."""
-        products = self.catalogue.products
         if words[0] == "<r>":
-            if len(products) < self.layout.max_hits:
+            if len(self.catalogue.products) < self.layout.max_hits:
                 raise SiteError("<r> needs as many products as results are listed")
-            return self._rng.sample(range(len(products)), self.layout.max_hits)
+            return self._rng.sample(range(len(self.catalogue.products)), self.layout.max_hits)
         if words[0] == "<a>" or words == ["<c>"]:
             raise SiteError(f"the site fails on {words[0]}")
         if words[0] == "<c>":
-            return [position for position, product in enumerate(products) if product.category == words[1].strip()]
+            return self.catalogue.labelled("category", words[1].strip())
         if words[0] == "<q>":
-            return [position for position, product in enumerate(products) if product.query == " ".join(words[1:]).strip()]
+            return self.catalogue.labelled("query", " ".join(words[1:]).strip())
         return None

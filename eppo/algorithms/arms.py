@@ -72,11 +72,12 @@ class PacedArm(Arm, EPPONoTrend):
     sums: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
-        """z per task."""
+        """z per task; one that is missing counts as 0."""
         raise NotImplementedError
 
     def ranges(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
-        return self.matched({task: self.clip_range(z) for task, z in self.scores(stats, readings).items()}, readings)
+        scores = self.scores(stats, readings)
+        return self.matched({task: self.clip_range(scores.get(task, 0.0)) for task in readings}, readings)
 
     def clip_range(self, z: float) -> float:
         """clamp(eps0 (1 + alpha tanh z), eps_min, eps_max)."""
@@ -109,7 +110,9 @@ class ScheduledArm(FixedArm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.folders or (len(self.folders) > 1 and not self.several):
-            wanted = "the folders of finished runs of eppo, commas between" if self.several else "the folder of one finished run of eppo"
+            wanted = "the folder of one finished run of eppo"
+            if self.several:
+                wanted = "the folders of finished runs of eppo, commas between"
             raise ValueError(f"{self.name}: schedule_from must name {wanted}, got {self.schedule_from!r}")
 
     @property

@@ -1,9 +1,9 @@
 """What a method is: settings, and hooks that the trainer calls. The defaults are GRPO's; a method overrides what differs.
 
-`begin` once, before `extra_parameters`. Order of calls in one training step: `select` on the rolled-out groups; `advantages` on the whole batch; `pace` with the
-per-task statistics of the pass before the first gradient; then per optimiser step `bounds` and `denominator` on the whole
-mini-batch, per micro-batch `token_loss` and `extra`, each through `reduce`, `combine` if gradients are kept per task, and
-`clip_events` on the step's log-probabilities. `metrics` and `warnings` go to the record.
+`begin` once, before `extra_parameters`. Order of calls in one training step: `select` on the rolled-out groups; `advantages` on
+the whole batch; `pace` with the per-task statistics of the pass before the first gradient; then per optimiser step `bounds` and
+`denominator` on the whole mini-batch, per micro-batch `token_loss` and `extra`, each through `reduce`, `combine` if gradients
+are kept per task, and `clip_events` on the step's log-probabilities. `metrics` and `warnings` go to the record.
 """
 
 from __future__ import annotations
@@ -220,11 +220,11 @@ class Algorithm:
         """What a reader of the run must know, as constant texts; a text goes when its reason does."""
         texts = []
         if self.clips and self.clip_steps >= STEPS_TO_JUDGE and self.clip_sum / self.clip_steps < RARE_CLIP:
-            texts.append("The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in the "
-                         "clip range cannot differ here; use more minibatches, epochs or lag.")
+            texts.append("The clip never binds: fewer than 0.1 % of tokens were clipped on average, so methods that differ in "
+                         "the clip range cannot differ here; use more minibatches, epochs or lag.")
         if self.failure_steps >= STEPS_TO_JUDGE and self.failure_sum / self.failure_steps > MANY_REINFORCED:
-            texts.append("Task normalisation reinforces failures: more than 5 % of episodes failed with their whole group and got "
-                         "a positive advantage (task/<task>/reinforced_failure_frac); mask_zero_variance_groups avoids it.")
+            texts.append("Task normalisation reinforces failures: more than 5 % of episodes failed with their whole group and "
+                         "got a positive advantage (task/<task>/reinforced_failure_frac); mask_zero_variance_groups avoids it.")
         return texts
 
     def observe(self, stats: Mapping[str, TaskStats]) -> dict[str, Reading]:
@@ -233,7 +233,11 @@ class Algorithm:
         if self.pacer.steps and seen:                       # before the first optimiser step there is no clip fraction
             self.clip_steps += 1
             self.clip_sum += sum(seen) / len(seen)
-        return self.pacer.observe(stats)
+        return self.pacer.observe(self.entropies(stats))
+
+    def entropies(self, stats: Mapping[str, TaskStats]) -> Mapping[str, TaskStats | tuple[float, float]]:
+        """What the pacer takes as each task's entropy, a sum in nats and a count. Default: the tokens'."""
+        return stats
 
     @staticmethod
     def trained_mask(batch: Batch) -> Tensor:

@@ -20,8 +20,8 @@ class LevelPacing(PacedArm):
 
     Differs from grpo:
         1. Task advantage normalisation, as in agentrl.
-        2. "level": z is standardised over tasks from the entropy's EMA itself, not divided by its reference. "fixed_scale": z is
-           (R_i - 1) / scale, R_i the collapse ratio, without standardisation over tasks.
+        2. "level": z is standardised over tasks from the entropy's EMA itself, not divided by its reference. "fixed_scale": z
+           is (R_i - 1) / scale, R_i the collapse ratio, without standardisation over tasks.
 
     Question: is the reference needed ("level"); is the cohort needed ("fixed_scale")? Defaults: "level", scale 0.25. Logs: as
     `arms.Arm`.

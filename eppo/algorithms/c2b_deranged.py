@@ -21,8 +21,8 @@ class Deranged(PacedArm):
 
     Differs from grpo:
         1. Task advantage normalisation, as in agentrl.
-        2. Task i has the range that eppo_no_trend gives to d(i), d a permutation without a fixed point, chosen by the run's seed
-           in rotation: 2 of them for three tasks, 44 for five.
+        2. Task i has the range that eppo_no_trend gives to d(i), d a permutation without a fixed point, chosen by the run's
+           seed in rotation: 2 of them for three tasks, 44 for five.
 
     Question: does the pairing matter when persistence in time is kept? Defaults: eppo's. Logs: as `arms.Arm`.
 

@@ -38,7 +38,8 @@ class SuccessPacing(PacedArm):
         self.ema = TaskEMA(self.beta)
 
     def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
-        ema = self.ema.update({task: sum(one.successes) / len(one.successes) for task, one in stats.items() if len(one.successes)})
+        ema = self.ema.update({task: sum(one.successes) / len(one.successes) for task, one in stats.items()
+                               if len(one.successes)})
         signal = {task: 1 - value for task, value in ema.items()}
         if self.signal == "relative":
             signal = {task: value / max(1 - self.ema.first[task], 1e-3) for task, value in signal.items()}

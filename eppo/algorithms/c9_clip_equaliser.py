@@ -21,8 +21,8 @@ class ClipEqualiser(PacedArm):
         1. Task advantage normalisation, as in agentrl.
         2. log eps_i += rate (clip fraction_i - target), clamped to [eps_min, eps_max], with the last step's clip fraction.
 
-    Question: is EPPO an indirect way to level the clip fractions? Defaults: rate 0.1, target 0.02; eps0 in the first step. Logs:
-    as `arms.Arm`.
+    Question: is EPPO an indirect way to level the clip fractions? Defaults: rate 0.1, target 0.02; eps0 in the first step.
+    Logs: as `arms.Arm`.
 
     Degenerate cases: a clip that never binds shrinks every range to eps_min; alpha and beta do nothing here.
     """

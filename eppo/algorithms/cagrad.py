@@ -18,8 +18,8 @@ class CAGrad(AgentRL):
     Source: arXiv 2110.14048; `gradients.cagrad_coefficients`.
 
     Differs from grpo:
-        1. Task advantage normalisation, as in agentrl; it also makes the tasks' gradients comparable in size, which this method,
-           unlike PCGrad, depends on.
+        1. Task advantage normalisation, as in agentrl; it also makes the tasks' gradients comparable in size, which this
+           method, unlike PCGrad, depends on.
         2. One backward pass per task of the mini-batch, losses as in pcgrad.
         3. The update is (g_0 + c |g_0| / |g_w| g_w) / (1 + c^2), with g_0 the joint gradient and g_w the worst mixture of the
            task gradients, each scaled by the number of tasks.

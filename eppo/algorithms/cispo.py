@@ -41,8 +41,8 @@ class CISPO(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.w_min <= 1 <= self.w_max:
-            raise ValueError(f"weights must be ordered 0 <= w_min <= 1 <= w_max (caps, not distances from 1), got w_min={self.w_min}, "
-                             f"w_max={self.w_max}")
+            raise ValueError("weights must be ordered 0 <= w_min <= 1 <= w_max (caps, not distances from 1), got "
+                             f"w_min={self.w_min}, w_max={self.w_max}")
 
     def bounds(self, minibatch: Batch, eps: Mapping[str, float], policy_logp_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         like_BT = minibatch.sampler_logp_BT

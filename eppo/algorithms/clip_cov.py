@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eppo.algorithms.base import Algorithm
-from eppo.clipping import pick_within, token_covariance
+from eppo.clipping import ClipMasks, pick_within, token_covariance
 from eppo.generate.protocol import stable_seed
 from eppo.types import Batch
 
@@ -21,14 +21,14 @@ class ClipCov(Algorithm):
     Source: arXiv 2505.22617, eq. 10-11 and its released code; covariance in `clipping.token_covariance`.
 
     Differs from grpo:
-        1. Of the unclipped tokens with cov_low < cov < cov_high, max(1, frac of all sampled tokens) drawn at random have loss 0.
-           Their range is marked empty, lo = hi = 0.
+        1. Of the unclipped tokens with cov_low < cov < cov_high, max(1, frac of all sampled tokens) drawn at random have loss
+           0. Their range is marked empty, lo = hi = 0.
         2. No KL.
 
     Covariance and draw are over the whole optimiser step (the released code: a micro-batch).
 
-    Defaults: frac 2e-4, (cov_low, cov_high) = (1, 5), as published. The clip stays 0.2, as in verl; the published scripts open it
-    to 1, which switches it off.
+    Defaults: frac 2e-4, (cov_low, cov_high) = (1, 5), as published. The clip stays 0.2, as in verl; the published scripts open
+    it to 1, which switches it off.
 
     Logs: clip_cov/picked_frac; cov/max and cov/mean over sampled tokens.
 
@@ -44,7 +44,8 @@ class ClipCov(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.frac <= 1 or not self.cov_low < self.cov_high:
-            raise ValueError(f"frac must lie in (0, 1] and cov_low below cov_high, got {self.frac}, {self.cov_low}, {self.cov_high}")
+            raise ValueError(f"frac must lie in (0, 1] and cov_low below cov_high, got {self.frac}, {self.cov_low}, "
+                             f"{self.cov_high}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -64,6 +65,10 @@ class ClipCov(Algorithm):
             self.note("cov/max", float(cov_BT[mask_BT].max()))
             self.note("cov/mean", float(cov_BT[mask_BT].mean()))
         return lo_BT.masked_fill(picked_BT, 0), hi_BT.masked_fill(picked_BT, 0)
+
+    def clip_events(self, minibatch: Batch, policy_logp_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> ClipMasks:
+        events = super().clip_events(minibatch, policy_logp_BT, lo_BT, hi_BT)
+        return ClipMasks(*(event_BT & (hi_BT > 0) for event_BT in events))
 
     def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
         loss_BT = super().token_loss(policy_logp_BT, minibatch, lo_BT, hi_BT)

@@ -69,7 +69,8 @@ class DAPO(Algorithm):
     def group_credit(self, batch: Batch) -> Tensor:
         if self.overlong_max is not None:
             lengths = batch.mask_BT.sum(1).tolist()
-            penalties_B = batch.rewards_B.new_tensor(overlong_penalties(lengths, self.overlong_max, self.buffer, self.overlong_factor))
+            penalties_B = batch.rewards_B.new_tensor(overlong_penalties(lengths, self.overlong_max, self.buffer,
+                                                                        self.overlong_factor))
             self.note("dapo/overlong_penalty", float(penalties_B.mean()))
             batch = replace(batch, rewards_B=batch.rewards_B + penalties_B)
         return super().group_credit(batch)

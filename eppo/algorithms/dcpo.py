@@ -74,19 +74,21 @@ class DCPO(Algorithm):
         return lo_BT, hi_BT
 
     def state_dict(self) -> dict[str, Any]:
-        prompts = {task: {name: list(stats) for name, stats in sorted(seen.items())} for task, seen in sorted(self.prompts.items())}
+        prompts = {task: {name: list(stats) for name, stats in sorted(seen.items())}
+                   for task, seen in sorted(self.prompts.items())}
         return super().state_dict() | {"prompts": prompts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.prompts = {task: {name: PromptStats(*stats) for name, stats in seen.items()} for task, seen in state["prompts"].items()}
+        self.prompts = {task: {name: PromptStats(*stats) for name, stats in seen.items()}
+                        for task, seen in state["prompts"].items()}
 
     @property
     def warnings(self) -> list[str]:
         texts, seen = super().warnings, [stats.visits for known in self.prompts.values() for stats in known.values()]
         if self.smooth and self.pacer.steps >= STEPS_TO_JUDGE and max(seen, default=0) == 1:
-            texts.append("DCPO: no prompt was visited twice, so its smooth advantage standardisation has done nothing; use fewer "
-                         "prompts or more steps.")
+            texts.append("DCPO: no prompt was visited twice, so its smooth advantage standardisation has done nothing; use "
+                         "fewer prompts or more steps.")
         return texts
 
 

@@ -19,8 +19,8 @@ class DrGRPO(Algorithm):
            ("seq_mean_token_sum_norm"), so a long episode weighs more than a short one.
         3. No KL.
 
-    Defaults: clip 0.2, dual clip 3 and sampler ratios as in grpo; `max_tokens` 8192 is the context of EPPO's runs. It scales the
-    whole loss: choose the recipe's rollout.max_tokens, so that gradient clipping means the same in every method.
+    Defaults: clip 0.2, dual clip 3 and sampler ratios as in grpo; `max_tokens` 8192 is the context of EPPO's runs. It scales
+    the whole loss: choose the recipe's rollout.max_tokens, so that gradient clipping means the same in every method.
 
     Logs: what every method does.
 

@@ -19,8 +19,10 @@ class EntropyBonus(Algorithm):
 
     Differs from grpo:
         1. The loss has the term -coefficient H, at the sampling temperature, in the same reduction.
-        2. With `target_nats` the coefficient acts only while the batch's entropy is at most the target; after each rollout batch
-           it rises by `step` if that was so and falls by `step` if not, within [0, 1].
+        2. With `target_nats` the coefficient acts only while the batch's entropy is at most the target; after each rollout
+           batch it rises by `step` if that was so and falls by `step` if not, within [0, 1].
+
+    The gate looks at this batch's entropy before its first gradient (TRL: at the previous step's).
 
     Defaults: 0.001 as in verl-agent; `target_nats` null, a constant coefficient; step 0.005.
 

@@ -50,7 +50,8 @@ class EPO(Algorithm):
         super().__post_init__()
         if min(self.coef, self.smooth, self.penalty, self.late_turns) < 0 or not 0 <= self.min_ratio < self.max_ratio:
             raise ValueError("coef, smooth, penalty and late_turns must be at least 0 and 0 <= min_ratio < max_ratio, got "
-                             f"{self.coef}, {self.smooth}, {self.penalty}, {self.late_turns}, {self.min_ratio}, {self.max_ratio}")
+                             f"{self.coef}, {self.smooth}, {self.penalty}, {self.late_turns}, {self.min_ratio}, "
+                             f"{self.max_ratio}")
 
     @property
     def needs(self) -> frozenset[str]:

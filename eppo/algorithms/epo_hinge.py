@@ -20,8 +20,8 @@ class EPOHinge(EPO):
 
     Defaults: epo's. Logs: as epo.
 
-    Degenerate cases: those of epo. Above the band the penalty, coef smooth penalty per nat, opposes the bonus, coef per nat: only
-    smooth penalty > 1 lowers entropy in sum.
+    Degenerate cases: those of epo. Above the band the penalty, coef smooth penalty per nat, opposes the bonus, coef per nat:
+    only smooth penalty > 1 lowers entropy in sum.
     """
 
     def token_penalty(self, entropy_BT: Tensor, outside_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:

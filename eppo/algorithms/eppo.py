@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping
 
+from torch import Tensor
+
 from eppo.algorithms.base import Algorithm
+from eppo.checks import check_name
 from eppo.pacer import EntropyPacer
-from eppo.types import TaskStats
+from eppo.turn_entropy import ENTROPY_UNITS, unit_entropies
+from eppo.types import Batch, TaskStats
 
 
 @dataclass(kw_only=True, eq=False)
@@ -23,7 +27,9 @@ class EPPO(Algorithm):
            before the batch's first gradient, and is constant over its mini-batches and epochs. Nothing else changes.
 
     Defaults: eps0 0.2, alpha 0.4, beta 0.95 (section 5.1), eps_min 0.15, eps_max 0.30 (appendix A.2), kappa 1 (eq. 11).
-    `z_ddof` is the pacer's ddof; `ddof` stays the group's.
+    `z_ddof` is the pacer's ddof; `ddof` stays the group's. `entropy_unit` "token" is eq. 5 with a token as the action;
+    "turn_sum" and "traj_sum" sum over a turn or an episode first (the trend then acts, being 10 to 1000 times larger),
+    "traj_mean" averages episodes' token means, as AgentRL logs entropy.
 
     Logs: pacer/<task>/<field>, pacer/ratio_mean, pacer/ratio_std, pacer/eps_mean, and what agentrl logs.
 
@@ -47,6 +53,19 @@ class EPPO(Algorithm):
     h_floor: float = 1e-3
     n_min: int = 1
     trend_mode: str = "absolute"
+    entropy_unit: str = "token"
+    unit_sums: dict[str, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name("entropy_unit", self.entropy_unit, ENTROPY_UNITS)
+
+    def advantages(self, batch: Batch) -> Tensor:
+        self.unit_sums = {} if self.entropy_unit == "token" else unit_entropies(batch, self.entropy_unit)
+        return super().advantages(batch)
+
+    def entropies(self, stats: Mapping[str, TaskStats]) -> Mapping[str, TaskStats | tuple[float, float]]:
+        return stats if self.entropy_unit == "token" else {task: self.unit_sums[task] for task in stats}
 
     def make_pacer(self) -> EntropyPacer:
         pacer = EntropyPacer(eps0=self.eps0, alpha=self.alpha, beta=self.beta, eps_min=self.eps_min, eps_max=self.eps_max,

@@ -29,7 +29,8 @@ class PCGrad(AgentRL):
     Logs: gradient/<task>/<task>/cosine, gradient/conflict_frac, gradient/<task>/norm, gradient/update_ratio (to the joint
     gradient's norm), gradient/update_cosine.
 
-    Degenerate cases: one task, or no conflict: agentrl. A task with gradient 0 takes part in nothing. Memory: one gradient per task.
+    Degenerate cases: one task, or no conflict: agentrl. A task with gradient 0 takes part in nothing. Memory: one gradient per
+    task.
     """
 
     surgeries: int = field(default=0, init=False, repr=False)

@@ -29,8 +29,8 @@ class SAPO(Algorithm):
 
     Logs: what every method does.
 
-    Degenerate cases: at ratio 1 the gradient is grpo's (with this reduction). The gate is 2 / tau there, so loss values compare with
-    no other method's.
+    Degenerate cases: at ratio 1 the gradient is grpo's (with this reduction). The gate is 2 / tau there, so loss values compare
+    with no other method's.
     """
 
     clips: ClassVar[bool] = False

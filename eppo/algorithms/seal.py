@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from eppo.algorithms.base import Algorithm, Forward
 from eppo.checks import check_name
 from eppo.generate.protocol import stable_seed
-from eppo.seal import SealHead, make_head, separation_metrics, token_separation, trajectory_separation
+from eppo.policy import splits_cleanly
+from eppo.seal import SealHead, make_head, own_noise, separation_metrics, token_separation, trajectory_separation
 from eppo.types import Batch, Trajectory
 
 LEVELS, ZERO_ADVANTAGES = ("token", "trajectory"), ("positive", "mask")
@@ -35,8 +36,8 @@ class SEAL(Algorithm):
 
     Logs: seal/accuracy, seal/auc, seal/cosine_gap (1 - cosine of the class means) and loss/seal.
 
-    Degenerate cases: coef 0 is grpo with another KL. Groups of equal rewards have advantage 0: with "positive" an all-fail group
-    counts as good; `zero_adv` "mask" leaves it out. A nearly solved or hopeless task has one class only.
+    Degenerate cases: coef 0 is grpo with another KL. Groups of equal rewards have advantage 0: with "positive" an all-fail
+    group counts as good; `zero_adv` "mask" leaves it out. A nearly solved or hopeless task has one class only.
     """
 
     kl_coef: float = 0.01
@@ -46,6 +47,7 @@ class SEAL(Algorithm):
     layers: int = 3
     dropout: float = 0.1
     head: SealHead | None = field(default=None, init=False, repr=False)
+    draws: int = field(default=0, init=False, repr=False)
     credit: dict[tuple[str, str, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,8 +55,8 @@ class SEAL(Algorithm):
         check_name("SEAL level", self.level, LEVELS)
         check_name("SEAL zero_adv", self.zero_adv, ZERO_ADVANTAGES)
         if self.coef < 0 or self.layers < 1 or not 0 <= self.dropout < 1:
-            raise ValueError(f"coef must be at least 0, layers at least 1 and dropout lie in [0, 1), got {self.coef}, {self.layers}, "
-                             f"{self.dropout}")
+            raise ValueError(f"coef must be at least 0, layers at least 1 and dropout lie in [0, 1), got {self.coef}, "
+                             f"{self.layers}, {self.dropout}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -62,6 +64,8 @@ class SEAL(Algorithm):
 
     def begin(self, model: nn.Module, tasks: Sequence[str], steps: int, seed: int) -> None:
         super().begin(model, tasks, steps, seed)
+        if not splits_cleanly(model):
+            raise ValueError(f"{self.name} needs hidden states, and this model scales or caps its logits; choose another model")
         width = model.config.get_text_config().hidden_size
         self.head = make_head(width, self.layers, self.dropout, stable_seed("seal", seed)).to(model.device)
 
@@ -76,13 +80,15 @@ class SEAL(Algorithm):
     def extra(self, forward: Forward, minibatch: Batch) -> dict[str, Tensor]:
         hidden_BTD, mask_BT = forward.hidden_BTD, minibatch.mask_BT
         credit_BT = torch.stack([self.credit[_key(one)][:mask_BT.shape[1]] for one in minibatch.trajectories])
-        if self.level == "token":
-            labels_BT = (credit_BT >= 0).double()
-            loss_BT, logits_BT = token_separation(self.head, hidden_BTD, labels_BT, mask_BT)
-        else:
-            labels_B = torch.tensor([float(one.success) for one in minibatch.trajectories], dtype=torch.float64)
-            labels_BT = labels_B[:, None].expand_as(credit_BT)
-            loss_BT, logits_BT = trajectory_separation(self.head, hidden_BTD, labels_B, mask_BT)
+        with own_noise(hidden_BTD.device, stable_seed("seal dropout", self.seed, self.draws)):
+            if self.level == "token":
+                labels_BT = (credit_BT >= 0).double()
+                loss_BT, logits_BT = token_separation(self.head, hidden_BTD, labels_BT, mask_BT)
+            else:
+                labels_B = torch.tensor([float(one.success) for one in minibatch.trajectories], dtype=torch.float64)
+                labels_BT = labels_B[:, None].expand_as(credit_BT)
+                loss_BT, logits_BT = trajectory_separation(self.head, hidden_BTD, labels_B, mask_BT)
+        self.draws += 1
         if self.zero_adv == "mask":
             mask_BT = mask_BT & (credit_BT != 0)
             loss_BT = loss_BT.where(mask_BT.to(loss_BT.device), 0)
@@ -94,10 +100,12 @@ class SEAL(Algorithm):
         return super().extra(forward, minibatch) | {"seal": self.coef * loss_BT}
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"head": None if self.head is None else self.head.state_dict()}
+        head = None if self.head is None else self.head.state_dict()
+        return super().state_dict() | {"head": head, "draws": self.draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        self.draws = state["draws"]
         if state["head"] is not None:
             self.head.load_state_dict(state["head"])
 

@@ -1,0 +1,126 @@
+"""The sandbox of `envs.os_env.sandbox` in a Docker container, by choice only (`backend="docker"` or "docker:IMAGE").
+
+One container per episode: no network, no capabilities, no new privileges, caps on memory, processes and CPU. Commands enter by
+`docker exec`; what bounds them inside is `timeout`. The image needs bash, coreutils and tar, and what its tasks need (ubuntu and
+python3 for AgentBench's).
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import weakref
+from dataclasses import replace
+from typing import Self
+
+from envs.base import EnvFault
+from envs.os_env.sandbox import MAX_SCRIPT_BYTES, CopyFailed, Output
+from envs.os_env.server import CHECK_ENVIRONMENT, ENVIRONMENT, START_S, Limits
+
+IMAGE = "ubuntu:22.04"
+STATE = "/run/.shell"                                        # working directory and exported variables between commands
+PREPARE = (f"unset BASH_ENV; [ -f {STATE} ] && . {STATE}\n"
+           f"trap '{{ printf \"cd %q\\n\" \"$PWD\"; export -p; }} > {STATE}' EXIT\n")
+TIMED_OUT = (124, 137)
+
+
+class DockerSandbox:
+    """As `sandbox.Sandbox`: run, check, execute, copy, close. EnvFault where the engine fails."""
+
+    def __init__(self, init: str = "", limits: Limits | None = None, image: str = "") -> None:
+        self.limits, self.image = limits or Limits(), image or IMAGE
+        options = ["--rm", "--detach", "--network", "none", "--memory", str(self.limits.memory_bytes), "--memory-swap",
+                   str(self.limits.memory_bytes), "--pids-limit", str(self.limits.processes + 4), "--cpus", "2", "--cap-drop", "ALL",
+                   "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add", "CHOWN", "--security-opt", "no-new-privileges",
+                   "--ulimit", f"fsize={self.limits.file_bytes}", "--workdir", "/root", "--init", "--hostname", "agent"]
+        self.container = _docker("run", *options, self.image, "sleep", "infinity").decode().strip()
+        self._finalizer = weakref.finalize(self, _remove, self.container)
+        _docker("exec", "-i", self.container, "sh", "-c", f"mkdir -p /run && cat > {STATE}-env", stdin=PREPARE.encode())
+        output = self.check(init)
+        if output.code:
+            self.close()
+            raise EnvFault(f"sandbox: the script that prepares the world failed with code {output.code}: {output.text[-400:]}")
+
+    def run(self, script: str, wall_s: float | None = None) -> Output:
+        """Run a bash script of the model in the persistent world."""
+        script = script.replace("\0", "")
+        if len(script.encode()) > MAX_SCRIPT_BYTES:
+            return Output(f"bash: script longer than {MAX_SCRIPT_BYTES} bytes\n".encode(), 126)
+        return self._exec(["bash", "--noprofile", "--norc", "-c", script], ENVIRONMENT | {"BASH_ENV": f"{STATE}-env"}, wall_s)
+
+    def check(self, script: str, *arguments: str, alone: bool = False, wall_s: float | None = None) -> Output:
+        """Run a script of ours with a clean environment; `alone`: end the other processes first."""
+        return self.execute(["bash", "--noprofile", "--norc", "-c", script, "check"], *arguments, alone=alone, wall_s=wall_s)
+
+    def execute(self, argv: list[str], *arguments: str, alone: bool = False, wall_s: float | None = None) -> Output:
+        """As `check`, with any command."""
+        if alone:                                            # PID 1 and this command's own shell survive
+            self._exec(["bash", "-c", "kill -9 -1"], CHECK_ENVIRONMENT, wall_s)
+        return self._exec([*argv, *(argument.replace("\0", "") for argument in arguments)], CHECK_ENVIRONMENT, wall_s)
+
+    def copy(self) -> "DockerSandbox":
+        """A new container with the files of this one, whose processes are ended first.
+
+        Raises:
+            CopyFailed: the engine cannot keep or start the copy.
+        """
+        self.execute(["true"], alone=True)
+        try:
+            image = _docker("commit", self.container).decode().strip()
+        except EnvFault as fault:
+            raise CopyFailed(f"the state cannot be copied: {fault}") from fault
+        twin = DockerSandbox("", replace(self.limits), image)
+        weakref.finalize(twin, subprocess.run, ["docker", "rmi", "--force", image], capture_output=True)
+        return twin
+
+    def close(self) -> None:
+        """Remove the container; safe to call twice."""
+        self._finalizer()
+
+    def _exec(self, argv: list[str], environment: dict[str, str], wall_s: float | None) -> Output:
+        wall_s, cap = self.limits.wall_s if wall_s is None else wall_s, self.limits.output_bytes
+        settings = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
+        command = ["docker", "exec", *settings, self.container, "timeout", "-k", "1", str(wall_s), *argv]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with process:
+            data = process.stdout.read(cap)
+            if len(data) == cap:
+                process.kill()
+            code = process.wait(timeout=wall_s + START_S)
+        if code == 125:
+            raise EnvFault(f"sandbox: docker exec failed: {data[-400:].decode(errors='replace')}")
+        return Output(data, code, "output" if len(data) == cap else "timeout" if code in TIMED_OUT else "exit")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _docker(*arguments: str, stdin: bytes | None = None) -> bytes:
+    try:
+        done = subprocess.run(["docker", *arguments], input=stdin, capture_output=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvFault(f"sandbox: docker {arguments[0]}: {error}") from error
+    if done.returncode:
+        raise EnvFault(f"sandbox: docker {arguments[0]}: {done.stderr[-400:].decode(errors='replace').strip()}")
+    return done.stdout
+
+
+def _remove(container: str) -> None:
+    subprocess.run(["docker", "rm", "--force", container], capture_output=True)
+
+
+@functools.lru_cache(maxsize=4)
+def probe_docker(image: str = "") -> tuple[bool, str]:
+    """Whether a container of `image` (default `IMAGE`) starts and answers here, and if not, why."""
+    if not shutil.which("docker"):
+        return False, "docker is not installed"
+    try:
+        with DockerSandbox("", Limits(), image) as box:
+            output = box.check("id -u")
+    except EnvFault as fault:
+        return False, str(fault)
+    return (True, "") if output.text.strip() == "0" else (False, f"docker: unexpected answer {output.text.strip()[:100]!r}")
