@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from method_batches import (MODEL, NAMES, STEPS, TASKS, begun, loss_and_gradients, make_batch, parts_of, same, smoke_run, start,
+                            stats)
 from models import tiny_model
-from test_methods import (MODEL, NAMES, STEPS, TASKS, begun, loss_and_gradients, make_batch, parts_of, same, smoke_run, start,
-                          stats)
 
 from eppo.algorithms import ALGORITHMS, get_algorithm
 from eppo.controls import Schedule, TaskEMA, autoregressive, derangement, read_schedule, shuffled, time_average

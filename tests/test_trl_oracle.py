@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_methods import begun, make_batch
+from method_batches import begun, make_batch
 
 from eppo.algorithms import Forward
 

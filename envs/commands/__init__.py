@@ -1,1 +1,1 @@
-"""The commands of `python -m envs`: a module each, with `main(arguments) -> exit status`; the table is in `envs/__main__.py`."""
+"""The commands of `python -m envs`: a module each, with `main(arguments) -> exit status`; see `envs/__main__.py`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as a Markdown table; a missing value is "-"; floats have three significant digits, from 100 on none after the point."""
+    """Rows as a Markdown table; a missing value is "-"; floats have three significant digits, above 100 they are whole."""
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells)]
     lines = [columns, ["-" * width for width in widths], *cells]

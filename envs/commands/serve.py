@@ -16,7 +16,6 @@ import os
 import envs
 from envs.base import EnvFault
 
-HELP = "offer the environments to AgentRL's clients and workers (controller API)"
 NAMES = {"alfworld": "alfworld", "db": "dbbench", "kg": "kg", "os": "os", "webshop": "webshop"}
 SUFFIXES = {"test": "std", "dev": "dev", "train": "env_train"}
 TOKEN_VARIABLE = "EPPO_SERVE_TOKEN"
@@ -27,8 +26,10 @@ def served_name(task: str, split: str) -> str:
     return f"{NAMES.get(task, task)}-{SUFFIXES[split]}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parse(arguments: list[str]) -> argparse.Namespace:
     """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m envs serve", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(envs.TASKS), metavar="TASK", help="default: all five")
     parser.add_argument("--splits", nargs="+", default=["test"], choices=sorted(SUFFIXES), help="default: test")
     parser.add_argument("--source", default="generated", choices=("generated", "official"))
@@ -39,21 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
     parser.add_argument("--port", type=int, default=5020)
     parser.add_argument("--token-file", help=f"file whose first line is the token; default: the variable {TOKEN_VARIABLE}")
+    return parser.parse_args(arguments)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(arguments: list[str]) -> int:
     """Serve until interrupted; the exit status.
 
     Raises:
         ValueError: unknown task, or another address than loopback without a token. EnvFault: an environment cannot run here, or
         the extra `serve` is not installed.
     """
-    token = read_token(arguments.token_file)
-    if token is None and not is_loopback(arguments.host):
-        raise ValueError(f"--host {arguments.host} can be reached from elsewhere and needs a token: set {TOKEN_VARIABLE}, "
+    options = parse(arguments)
+    token = read_token(options.token_file)
+    if token is None and not is_loopback(options.host):
+        raise ValueError(f"--host {options.host} can be reached from elsewhere and needs a token: set {TOKEN_VARIABLE}, "
                          "or give --token-file")
-    if arguments.capacity < 1:
-        raise ValueError(f"--capacity must be at least 1, not {arguments.capacity}")
+    if options.capacity < 1:
+        raise ValueError(f"--capacity must be at least 1, not {options.capacity}")
     try:
         import uvicorn
 
@@ -62,16 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise EnvFault(f"serve needs the extra 'serve' (pip install 'eppo[serve]'): {error}") from error
     workers = []
-    for task in arguments.tasks:
-        for split in arguments.splits:
-            settings = {"source": arguments.source, "split": split, "rules": arguments.rules, "path": arguments.path}
-            if arguments.source == "generated":
-                settings["size"] = arguments.size
+    for task in options.tasks:
+        for split in options.splits:
+            settings = {"source": options.source, "split": split, "rules": options.rules, "path": options.path}
+            if options.source == "generated":
+                settings["size"] = options.size
             make = functools.partial(envs.make, task, **settings)
-            worker = LocalWorker(served_name(task, split), make, arguments.capacity)
-            print(f"{worker.name}: {len(worker.indices)} samples, {arguments.capacity} at a time", flush=True)
+            worker = LocalWorker(served_name(task, split), make, options.capacity)
+            print(f"{worker.name}: {len(worker.indices)} samples, {options.capacity} at a time", flush=True)
             workers.append(worker)
-    uvicorn.run(make_app(workers, token=token), host=arguments.host, port=arguments.port, log_level="warning")
+    uvicorn.run(make_app(workers, token=token), host=options.host, port=options.port, log_level="warning")
     return 0
 
 

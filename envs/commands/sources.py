@@ -50,7 +50,8 @@ ITEMS = {
            _agentbench("kg/dev.json", "split dev", "data/knowledgegraph/dev.json"),
            _agentbench("kg/std.json", "split test", "data/knowledgegraph/std.json"),
            *(_agentbench(f"kg/ontology/{name}", "Freebase's relations and types",
-                         f"src/server/tasks/knowledgegraph/ontology/{name}") for name in ("vocab.json", "fb_roles", "reverse_properties"))),
+                         f"src/server/tasks/knowledgegraph/ontology/{name}")
+             for name in ("vocab.json", "fb_roles", "reverse_properties"))),
     "os": (_agentbench("os/train.json", "split train", "data/os_interaction/train_0317/training.json"),
            _agentbench("os/dev.json", "split dev", "data/os_interaction/data/dev.json"),
            _agentbench("os/data/", "split test", "data/os_interaction/data/"),

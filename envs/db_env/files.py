@@ -40,19 +40,18 @@ def load(path: str | None, split: str) -> tuple[tuple[Instance, ...], tuple[tupl
 @functools.lru_cache(maxsize=8)
 def _read(file: Path, _modified: int, split: str) -> tuple[tuple[Instance, ...], tuple[tuple[int, str], ...]]:
     instances, skipped = [], []
-    databases: dict[Path, FileDatabase] = {}
     for position, record in enumerate(json.loads(file.read_text(encoding="utf-8"))):
         try:
-            database_file = _database_file(file.parent, split, record)
-            if database_file not in databases:
-                databases[database_file] = FileDatabase(str(database_file), cpu_s=GOLD_CPU_S)
-            data = convert(record, databases[database_file]) | {"file": str(database_file)}
+            name = str(_database_file(file.parent, split, record))
+            database = FileDatabase(name, cpu_s=GOLD_CPU_S)
+            try:
+                data = convert(record, database) | {"file": name}
+            finally:
+                database.close()
         except ValueError as error:
             skipped.append((position, str(error)))
         else:
             instances.append(Instance(f"db-files-{split}-{position}", "db", str(record.get("difficulty", "query")), data))
-    for database in databases.values():
-        database.close()
     return tuple(instances), tuple(skipped)
 
 

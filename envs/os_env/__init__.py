@@ -24,8 +24,7 @@ from envs.os_env import checkers, official
 from envs.os_env.docker import DockerSandbox, probe_docker
 from envs.os_env.sandbox import CopyFailed, Limits, Output, Sandbox, probe
 from envs.os_env.server import MODES
-from envs.os_env.small_tasks import draw_small
-from envs.os_env.full_tasks import draw_full
+from envs.os_env.system_tasks import draw_full, draw_small
 from envs.os_env.tasks import NAMES, WORDS, draw_micro
 from envs.tool_calls import ParsedTurn, ToolCall
 

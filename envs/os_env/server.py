@@ -49,7 +49,11 @@ WHOLE_FILES = {                                              # /etc of a plain D
     "/etc/hosts": "127.0.0.1 localhost agent\n", "/etc/hostname": "agent\n", "/etc/shells": "/bin/sh\n/bin/bash\n",
     "/etc/os-release": 'NAME="Ubuntu"\nVERSION_ID="22.04"\nID=ubuntu\nPRETTY_NAME="Ubuntu 22.04"\n',
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
-    "/etc/login.defs": "UID_MIN 1000\nUID_MAX 60000\nGID_MIN 1000\nGID_MAX 60000\nUSERGROUPS_ENAB yes\n"}
+    "/etc/login.defs": "UID_MIN 1000\nUID_MAX 60000\nGID_MIN 1000\nGID_MAX 60000\nUSERGROUPS_ENAB yes\n",
+    "/root/.bashrc": "umask 022\nalias l='ls -CF'\n" * 40, "/root/.profile": "if [ -f ~/.bashrc ]; then . ~/.bashrc; fi\n",
+    "/var/log/alternatives.log": "update-alternatives: run with --quiet\n" * 60, "/var/log/bootstrap.log": "I: Base system\n" * 900,
+    "/var/log/dpkg.log": "2023-05-01 02:00:00 status installed base-files\n" * 800, "/var/log/faillog": "", "/var/log/lastlog": ""}
+AGE_FILES = "touch -d 2023-05-01 /root/.bashrc /root/.profile /var/log/*\n"    # an image is older than its problems
 MOUNTED = ("/proc", "/dev", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ld.so.cache",
            "/etc/ld.so.preload")
 
@@ -190,6 +194,7 @@ class Server:
         uid = FIRST_UID + next(self._uids) % UIDS if self.mode == MODES[1] else None
         log, log_end = os.pipe2(os.O_CLOEXEC)
         try:
+            init = AGE_FILES * limits.whole_root + init
             files = {fd: text.replace("root:x:0:0", f"root:x:{uid or 0}:{uid or 0}").encode()
                      for fd, text in enumerate(limits.files.values(), start=6)}
             self._send({"op": "start", "argv": bwrap_arguments(self.bwrap, init, limits, uid), "files": files}, [log_end])

@@ -1,4 +1,5 @@
-"""Generated shell problems of size small: full sentences, folder trees of 15 to 60 files, logs of 40 to 160 lines."""
+"""Generated shell problems of sizes small and full: full sentences, folder trees of 15 to 60 files, logs of 40 to 160 lines; in
+full four times as many. More kinds of both sizes are in `system_tasks`."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ KEYS = ("timeout", "port", "retries", "threads", "cache_mb", "batch", "depth", "
 class Tree:
     """A folder with sub-folders and files; `files` maps paths to contents."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, scale: int = 1) -> None:
+        self.rng, self.scale = rng, scale
         self.root = rng.choice(PLACES).format(rng.choice(DIRS))
         first = pick(rng, DIRS, rng.randint(2, 4))
         self.folders = [self.root] + [f"{self.root}/{name}" for name in first]
@@ -30,9 +31,9 @@ class Tree:
         self.files: dict[str, str] = {}
 
     def fill(self, count: int, endings: tuple[str, ...] = ENDINGS) -> list[str]:
-        """Add `count` files with a few lines of words each; returns their paths."""
+        """Add `count` files (times the scale) with a few lines of words each; returns their paths."""
         paths = []
-        while len(paths) < count:
+        while len(paths) < count * self.scale:
             name = f"{self.rng.choice(NAMES)}_{self.rng.randint(1, 99)}.{self.rng.choice(endings)}"
             path = f"{self.rng.choice(self.folders)}/{name}"
             if path not in self.files:
@@ -51,8 +52,8 @@ def sentences(rng: random.Random, count: int) -> str:
     return "".join(" ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 7))) + "\n" for _ in range(count))
 
 
-def count_ending(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def count_ending(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     tree.fill(rng.randint(20, 50))
     ending = rng.choice(ENDINGS)
     tree.fill(rng.randint(2, 9), (ending,))
@@ -62,8 +63,8 @@ def count_ending(rng: random.Random) -> dict[str, Any]:
                    [f"find {tree.root} -type f -name '*.{ending}' | wc -l"], answer=("integer", count))
 
 
-def setting(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def setting(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     tree.fill(rng.randint(15, 30))
     target, other = pick(rng, [f"{folder}/{name}.conf" for folder in tree.folders for name in NAMES], 2)
     values = {}
@@ -80,8 +81,8 @@ def setting(rng: random.Random) -> dict[str, Any]:
                    answer=("integer", values[target][key]))
 
 
-def which_file(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def which_file(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     paths = tree.fill(rng.randint(20, 40))
     target, phrase = rng.choice(paths), f"{rng.choice(NAMES)}-{rng.randint(100, 999)}"
     tree.files[target] += f"{rng.choice(WORDS)} {phrase} {rng.choice(WORDS)}\n"
@@ -96,16 +97,16 @@ def log_lines(rng: random.Random, count: int) -> list[tuple[str, str, str, int]]
             for at in minutes]
 
 
-def log_world(rng: random.Random) -> tuple[str, list[tuple[str, str, str, int]], list[str]]:
-    rows = log_lines(rng, rng.randint(40, 160))
+def log_world(rng: random.Random, scale: int) -> tuple[str, list[tuple[str, str, str, int]], list[str]]:
+    rows = log_lines(rng, rng.randint(40, 160) * scale)
     folder = rng.choice(PLACES).format(rng.choice(DIRS))
     path = f"{folder}/{rng.choice(NAMES)}.log"
     text = "".join(f"{at} {level} user={user} ms={ms}\n" for at, level, user, ms in rows)
     return path, rows, [f"mkdir -p {folder}", f"cat > {path} <<'END'\n{text}END"]
 
 
-def count_matching(rng: random.Random) -> dict[str, Any]:
-    path, rows, init = log_world(rng)
+def count_matching(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    path, rows, init = log_world(rng, scale)
     level, user = rng.choice(LEVELS), rng.choice(rows)[2]
     count = sum(row[1] == level and row[2] == user for row in rows)
     return problem(f"Each line of {path} has a time, a level, a user and a duration. How many lines of level {level} "
@@ -113,8 +114,8 @@ def count_matching(rng: random.Random) -> dict[str, Any]:
                    [f"head -n 3 {path}", f"grep -c ' {level} user={user} ' {path}"], answer=("integer", count))
 
 
-def distinct_users(rng: random.Random) -> dict[str, Any]:
-    path, rows, init = log_world(rng)
+def distinct_users(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    path, rows, init = log_world(rng, scale)
     level = rng.choice(LEVELS)
     count = len({row[2] for row in rows if row[1] == level})
     return problem(f"How many different users have at least one line of level {level} in {path}? Answer with the number only.",
@@ -122,8 +123,8 @@ def distinct_users(rng: random.Random) -> dict[str, Any]:
                    answer=("integer", count))
 
 
-def total_time(rng: random.Random) -> dict[str, Any]:
-    path, rows, init = log_world(rng)
+def total_time(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    path, rows, init = log_world(rng, scale)
     user = rng.choice(rows)[2]
     total = sum(row[3] for row in rows if row[2] == user)
     return problem(f"In {path} each line ends with a duration such as ms=15. What is the sum of the durations of user "
@@ -132,8 +133,8 @@ def total_time(rng: random.Random) -> dict[str, Any]:
                     "do total=$((total + ms)); done; echo $total"], answer=("integer", total))
 
 
-def largest_file(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def largest_file(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     target = rng.choice(tree.fill(rng.randint(15, 35)))
     tree.files[target] = sentences(rng, rng.randint(40, 60))
     return problem(f"Which file below {tree.root}, sub-folders included, is the largest? Answer with its full path.",
@@ -141,8 +142,8 @@ def largest_file(rng: random.Random) -> dict[str, Any]:
                    [f"find {tree.root} -type f -exec wc -c {{}} + | sort -n | tail -n 2"], answer=("string", target))
 
 
-def total_size(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def total_size(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     tree.fill(rng.randint(15, 35))
     ending = rng.choice(ENDINGS)
     tree.fill(rng.randint(2, 6), (ending,))
@@ -151,9 +152,9 @@ def total_size(rng: random.Random) -> dict[str, Any]:
                    [f"find {tree.root} -type f -name '*.{ending}' -exec cat {{}} + | wc -c"], answer=("size", total))
 
 
-def trail(rng: random.Random) -> dict[str, Any]:
+def trail(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     """Two to four files, each with the path of the next; the last has the word."""
-    tree = Tree(rng)
+    tree = Tree(rng, scale)
     route = rng.sample(tree.fill(rng.randint(15, 25)), rng.randint(3, 5))
     word = rng.choice(WORDS) + str(rng.randint(10, 99))
     for path, after in pairwise(route):
@@ -164,8 +165,8 @@ def trail(rng: random.Random) -> dict[str, Any]:
                    [f"cat {path}" for path in route], answer=("string", word))
 
 
-def executables(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def executables(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     tree.fill(rng.randint(10, 25))
     scripts = [path for path in tree.fill(rng.randint(3, 8), ("sh",))]
     chosen = rng.sample(scripts, rng.randint(1, len(scripts) - 1))
@@ -174,8 +175,8 @@ def executables(rng: random.Random) -> dict[str, Any]:
                    [f"find {tree.root} -type f -perm -u+x | wc -l"], answer=("integer", len(chosen)))
 
 
-def make_private(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def make_private(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     tree.fill(rng.randint(10, 25), ("txt", "md", "log"))
     chosen = tree.fill(rng.randint(3, 7), ("conf",))
     init = tree.init() + [f"chmod 644 {' '.join(tree.files)}"]
@@ -187,8 +188,8 @@ def make_private(rng: random.Random) -> dict[str, Any]:
                          f'[ "$(find {tree.root} -type f -perm 644 | wc -l)" = {len(tree.files) - len(chosen)} ]')
 
 
-def collect(rng: random.Random) -> dict[str, Any]:
-    tree = Tree(rng)
+def collect(rng: random.Random, scale: int = 1) -> dict[str, Any]:
+    tree = Tree(rng, scale)
     tree.fill(rng.randint(10, 25), ("txt", "csv"))
     moved = tree.fill(rng.randint(3, 7), ("tmp",))
     names = sorted(path.rsplit("/", 1)[1] for path in moved)
@@ -197,14 +198,14 @@ def collect(rng: random.Random) -> dict[str, Any]:
     steps = [f"find {tree.root} -name '*.tmp'",
              f"mkdir -p {target} && find {tree.root} -name '*.tmp' -exec mv {{}} {target} ';'"]
     if len(set(names)) < len(names):                         # two of one name would overwrite each other
-        return collect(rng)
+        return collect(rng, scale)
     return problem(f"Move every .tmp file found in {tree.root} and its sub-folders into one new folder {target}. Touch nothing "
                    "else.", tree.init(), steps,
                    check=f'{only(target, " ".join(names))} && [ "$(find {tree.root} -type f | wc -l)" = {kept} ] && '
                          f"[ -z \"$(find {tree.root} -name '*.tmp')\" ]")
 
 
-def replace_setting(rng: random.Random) -> dict[str, Any]:
+def replace_setting(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     folder, name = rng.choice(PLACES).format(rng.choice(DIRS)), rng.choice(NAMES)
     path, keys = f"{folder}/{name}.conf", pick(rng, KEYS, 6)
     values = {key: rng.randint(1, 999) for key in keys}
@@ -219,15 +220,9 @@ def replace_setting(rng: random.Random) -> dict[str, Any]:
                    check=f"[ \"$(cat {path})\" = \"$(cat <<'END'\n{wanted}END\n)\" ]")
 
 
-SMALL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+FILES: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "count_ending": count_ending, "setting": setting, "which_file": which_file, "count_matching": count_matching,
     "distinct_users": distinct_users,
     "total_time": total_time, "largest_file": largest_file, "total_size": total_size, "trail": trail,
     "executables": executables,
     "make_private": make_private, "collect": collect, "replace_setting": replace_setting}
-
-
-def draw_small(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
-    """One small problem; kinds in turn."""
-    kind = list(SMALL)[index % len(SMALL)]
-    return kind, SMALL[kind](rng)

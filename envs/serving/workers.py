@@ -59,9 +59,11 @@ class LocalWorker:
                 break
         if result.done:
             self._release(session)
+        metric = {} if result.score is None else {"score": result.score}
+        if result.status == Status.ENVIRONMENT_ERROR:
+            metric = {"fault": str(result.info.get("error"))}
         return {"messages": shown, "status": ON_THE_WIRE.get(result.status, result.status), "finish": result.done,
-                "reward": result.reward, "metric": {} if result.score is None else {"score": result.score} | (
-                    {"error": result.info["error"]} if "error" in result.info else {})}
+                "reward": result.reward, "metric": metric}
 
     async def cancel(self, session: int) -> None:
         self._release(session)

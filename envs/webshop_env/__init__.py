@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from envs.webshop_env import catalogue as products
 from envs.webshop_env import goals, lexicon
 from envs.webshop_env.official import official
 from envs.webshop_env.pages import BACK, BUY, NEXT, PREV, Compact, Full
-from envs.webshop_env.reward import noun_tagger, purchase_reward
+from envs.webshop_env.reward import best_options, noun_tagger, obstacle, purchase_reward
 from envs.webshop_env.session import Session, SiteError
 
 MICRO_SYSTEM = "search, click, buy"
@@ -196,7 +198,7 @@ class WebShopEnv(Env):
     def oracle(self, index: int) -> list[Message]:
         instance = self.instances[index]
         session, turns = self._visit(instance), []
-        while session.bought is None:
+        while session.bought is None and len(turns) < self.max_turns:
             turns.append(self._advise(session, instance.data["goal"]))
             call = turns[-1]["tool_calls"][0]["function"]
             (value,) = call["arguments"].values()
@@ -207,12 +209,24 @@ class WebShopEnv(Env):
     def _advise(self, session: Session, goal: goals.Goal) -> Message:
         target = self.catalogue.find(goal["asin"])
         if session.page == "search":
-            return assistant_call("search_action", keywords=_keywords(goal))
+            return assistant_call("search_action", keywords=self._keywords(goal))
         if session.page == "results":
             return _click(self._towards(session, target))
         if session.page == "sub_page" or session.product != target:
             return _click(PREV)
-        return _click(next(iter(self._missing(session, goal["goal_options"])), BUY))
+        return _click(next(iter(self._missing(session, goal)), BUY))
+
+    def _keywords(self, goal: goals.Goal) -> str:
+        """The expert's search: the goal's own keywords; else the product's title, or its whole text where the title is shared
+        by more products than a search lists; without what agentbench's action pattern and commands trip over."""
+        if "keywords" in goal:
+            return goal["keywords"]
+        product = self.catalogue.products[self.catalogue.find(goal["asin"])]
+        texts = [" ".join(re.sub(r"[\[\]<>]", " ", text).split()) for text in (product.title, product.index_text)]
+        return next((text for text in texts if self._finds(text, goal)), texts[0])
+
+    def _finds(self, keywords: str, goal: goals.Goal) -> bool:
+        return self.catalogue.find(goal["asin"]) in self.catalogue.search(keywords.lower(), self.layout.max_hits)
 
     def _towards(self, session: Session, target: int) -> str:
         """The click on a page of results that leads to `target`."""
@@ -223,17 +237,30 @@ class WebShopEnv(Env):
             return self.catalogue.products[target].asin.lower()
         return NEXT if page > session.number else PREV
 
-    @staticmethod
-    def _missing(session: Session, wanted: dict[str, str] | list[str]) -> list[str]:
-        if isinstance(wanted, dict):
-            return [value for name, value in wanted.items() if session.chosen.get(name) != value]
-        return [value for value in wanted if value in session.clickables and value not in session.chosen.values()]
+    def _missing(self, session: Session, goal: goals.Goal) -> list[str]:
+        """Values to choose on the open item page, of those that make the purchase worth most."""
+        wanted = goal["goal_options"] if self.source == "generated" else \
+            best_options(session.item, goal["goal_options"], self.rules)
+        left = Counter(wanted.values()) - Counter(session.chosen.values())
+        return [value for value in wanted.values() if left[value]]
+
+    def unwinnable(self) -> dict[str, str]:
+        """Instances whose own product cannot give reward 1 under these rules, by id, with the cause."""
+        causes = {instance.id: self._obstacle(instance.data["goal"]) for instance in self.instances}
+        return {name: cause for name, cause in causes.items() if cause}
+
+    def _obstacle(self, goal: goals.Goal) -> str:
+        product = self.catalogue.products[self.catalogue.find(goal["asin"])]
+        if not self._finds(self._keywords(goal), goal):
+            return f"a search for all its text does not list {product.asin}"
+        chosen = best_options(product, goal["goal_options"], self.rules)
+        return obstacle(product, chosen, goal, self.rules, self.nouns)
 
     def mistake(self, rng: random.Random) -> Message:
         session, goal = self.session, self.goal
         target = self.catalogue.find(goal["asin"])
         if session.page == "search":
-            words = _keywords(goal).split()
+            words = self._keywords(goal).split()
             colors = lexicon.MICRO_COLORS if self.micro else lexicon.COLORS
             spot = rng.randrange(len(words))
             words[spot:spot + 1] = [rng.choice([color for color in colors if color not in words])] * rng.randrange(2)
@@ -245,18 +272,13 @@ class WebShopEnv(Env):
             return _click(rng.choice((PREV, BACK)))
         if rng.random() < 0.05:
             return _click(BUY)
-        wanted = self._missing(session, goal["goal_options"])
+        wanted = self._missing(session, goal)
         values = [value for values in session.item.options.values() for value in values if value not in wanted]
         return _click(rng.choice(values if values and rng.random() < 0.5 else [*self.layout.sub_pages, PREV]))
 
 
 def _click(value: str) -> Message:
     return assistant_call("click_action", value=value)
-
-
-def _keywords(goal: goals.Goal) -> str:
-    """The expert's search: the goal's own keywords, else the title without what agentbench's action pattern trips over."""
-    return goal.get("keywords") or " ".join(goal["name"].replace("[", " ").replace("]", " ").split())
 
 
 def _fold(text: str) -> str:

@@ -28,7 +28,7 @@ DOCUMENT_FIELDS = {"asin": str, "Title": str, "Description": str, "BulletPoints"
 RAW_FIELDS = {"asin": str, "name": str, "full_description": str, "small_description": (str, list), "category": str,
               "query": str, "product_category": str}
 _CHUNK, _LONGEST = 2 ** 20, 2 ** 24                          # characters read at once; characters of the longest record
-_GAP = re.compile(r"[\s,]*")
+_GAP, _SPACE = re.compile(r"[\s,]*"), re.compile(r"\s*")
 
 
 def official(folder: Path) -> Catalogue:
@@ -140,7 +140,8 @@ def read_array(path: Path) -> Iterator[Any]:
                 return
             try:
                 element, stop = decoder.raw_decode(text, start)
-                if stop < len(text):                         # a number at the very end may go on in the next chunk
+                end = _SPACE.match(text, stop).end()
+                if text[end:end + 1] in (",", "]"):          # else it may go on in the next chunk, as a number can
                     yield element
                     start = stop
                     continue

@@ -143,15 +143,39 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
+def obstacle(product: Product, chosen: Mapping[str, str], goal: Mapping[str, Any], rules: str, nouns: NounTagger) -> str:
+    """Why buying `product` with `chosen` gives less than 1; "" if it gives 1."""
+    got = purchase_reward(product, chosen, goal, rules, nouns)
+    met = _strict_attribute(product) if rules == "strict" else _literal_attribute(product)
+    causes = [f"attribute {wanted!r} is not the product's" for wanted in goal["attributes"] if not met(wanted)]
+    if got.options < len(goal["goal_options"]):
+        offered, before = {_fold(value) for values in product.options.values() for value in values}, len(causes)
+        for wanted in _items(goal["goal_options"]):
+            value = wanted[1] if isinstance(wanted, tuple) else wanted
+            alone = {wanted[0]: value} if isinstance(wanted, tuple) else [value]
+            if not (_strict_options if rules == "strict" else _literal_options)(list(chosen.values()), alone):
+                causes.append(f"option {value!r} is not offered" if _fold(value) not in offered else
+                              f"option {value!r} does not count as itself: the chosen one is cut to {_color(value)!r}")
+        if len(causes) == before:
+            causes.append("the wanted options cannot all be chosen at once")
+    if not got.price:
+        causes.append(f"its price {product.price:.2f} is above {goal['price_upper']:.2f}")
+    if got.type < 1:
+        causes.append(f"the type factor of the product itself is {got.type}")
+    return "; ".join(causes)
+
+
 def best_options(product: Product, wanted: list[str] | dict[str, str], rules: str) -> dict[str, str]:
     """The choice of option values (name to value) that meets most of `wanted`, with the wanted values themselves where they do
-    as well as others, and nothing that meets none."""
+    as well as others, and nothing that meets none. Under agentbench a value that options share belongs to the last of them."""
+    owner = {value: name for name, values in product.options.items() for value in values}
     count = _strict_options if rules == "strict" else _literal_options
     asked = [_fold(value) for value in (wanted.values() if isinstance(wanted, dict) else wanted)]
     useful: list[list[tuple[str, str] | None]] = []
     for name, values in product.options.items():
         first: dict[tuple[int, ...], str] = {}               # values that meet the same wanted ones do equally well
-        for value in sorted(dict.fromkeys(values), key=lambda value: _fold(value) not in asked):
+        own = [value for value in dict.fromkeys(values) if rules == "strict" or owner[value] == name]
+        for value in sorted(own, key=lambda value: _fold(value) not in asked):
             first.setdefault(tuple(count([value], [want] if not isinstance(wanted, dict) else {want[0]: want[1]})
                                    for want in _items(wanted)), value)
         useful.append([(name, value) for met, value in first.items() if any(met)] + [None])

@@ -1,0 +1,236 @@
+"""WebShop's saved catalogue and its raw product files: what is written comes back, and what does not fit is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+
+import envs
+from envs.base import EnvFault
+from envs.webshop_env import official, search, store
+from envs.webshop_env.catalogue import Catalogue, Product, micro_products, small_products
+from envs.webshop_env.search import ProductIndex
+from envs.webshop_env.tables import Names, Rows
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def products() -> list[Product]:
+    return small_products(700)
+
+
+@pytest.fixture
+def saved(products: list[Product], tmp_path: Path) -> Path:
+    store.save(products, tmp_path / "index", {"items.json": 5})
+    return tmp_path / "index"
+
+
+# ---- what is saved ------------------------------------------------------------------------------------------------------
+def test_rows_and_names_come_back(tmp_path: Path) -> None:
+    rows = [b"one", b"", "zwei \u203a".encode(), b"x" * 5000]
+    Rows.write(tmp_path, "r", rows)
+    assert list(Rows(tmp_path, "r")) == rows and len(Rows(tmp_path, "r")) == 4
+    with pytest.raises(IndexError):
+        Rows(tmp_path, "r")[4]
+    names = {"b": 3, "a": 7, "\u00e9t\u00e9": 0, "": 9, "\ud800": 4}
+    Names.write(tmp_path, "n", names)
+    assert dict(Names(tmp_path, "n")) == names and "c" not in Names(tmp_path, "n")
+    Rows.write(tmp_path, "none", [])
+    assert list(Rows(tmp_path, "none")) == []
+
+
+def test_a_saved_catalogue_is_the_catalogue(products: list[Product], saved: Path) -> None:
+    built, opened = Catalogue(products), store.load(saved, {"items.json": 5}, "")
+    assert list(opened.products) == products and dict(opened.positions) == built.positions
+    rng = random.Random(0)
+    for _ in range(200):
+        product = rng.choice(products)
+        words = rng.sample(product.index_text.split(), 3) + [rng.choice(["the", "unheard", "", "nylon"])]
+        assert opened.search(" ".join(words), 50) == built.search(" ".join(words), 50)
+        assert opened.find(product.asin) == built.find(product.asin.lower())
+    for label in store.LABELS:
+        for value in (getattr(products[0], label), "no such value"):
+            assert opened.labelled(label, value) == built.labelled(label, value)
+    with pytest.raises(KeyError):
+        opened.find("B000000000")
+
+
+@pytest.mark.parametrize("chunk", (3, 1000, 2 ** 23))
+def test_weights_are_those_of_bm25s(products: list[Product], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "CHUNK", chunk)
+    for catalogue in (products[:300 if chunk == 3 else 700], micro_products()):
+        texts = [product.index_text for product in catalogue]
+        index, words = ProductIndex(texts), [search.analyse(text) for text in texts]
+        numbers = index._vocabulary
+        theirs = bm25s.BM25(k1=search.K1, b=search.B, method="lucene", backend="numpy")
+        theirs.index(([[numbers[word] for word in text] for text in words], dict(numbers)), show_progress=False)
+        for own, name in ((index._weights, "data"), (index._positions, "indices"), (index._starts, "indptr")):
+            assert np.array_equal(own, theirs.scores[name]), name
+
+
+def test_search_finds_the_same_whatever_the_number_of_blocks() -> None:
+    """Against a sort of all scores: many ties, limits around block and result counts."""
+    rng = random.Random(1)
+    texts = [" ".join(rng.choices("abcdefgh", weights=range(1, 9), k=rng.randint(1, 6))) + "x" for _ in range(30_000)]
+    index = ProductIndex(texts)
+    for limit in (1, 50, 58, 59, 200, 40_000):
+        for query in ("a", "b c", "g h", "h h a", "zzz", "ax bx"):
+            scores = np.zeros(len(texts), dtype=np.float32)
+            for term in [word for word in query.split() if word in index._vocabulary]:
+                part = slice(*index._starts[index._vocabulary[term]:index._vocabulary[term] + 2])
+                np.add.at(scores, index._positions[part], index._weights[part])
+            rounded = np.round(scores, 4)
+            expected = sorted(np.flatnonzero(rounded > 0), key=lambda position: (-rounded[position], position))[:limit]
+            assert index.search(query, limit) == expected, (limit, query)
+
+
+def test_an_index_that_does_not_fit_is_refused(saved: Path) -> None:
+    head = json.loads((saved / "index.json").read_text())
+    with pytest.raises(EnvFault, match="made of .*'items.json': 5.*now has .*'items.json': 6.*run this"):
+        store.load(saved, {"items.json": 6}, "run this")
+    (saved / "index.json").write_text(json.dumps(head | {"format": 99}))
+    with pytest.raises(EnvFault, match=f"format is 99, this version reads format {store.FORMAT}"):
+        store.load(saved, {"items.json": 5}, "")
+    for broken in ("{", "[]", "{}"):
+        (saved / "index.json").write_text(broken)
+        with pytest.raises(EnvFault, match="cannot be used"):
+            store.load(saved, {"items.json": 5}, "")
+    (saved / "index.json").write_text(json.dumps(head))
+    (saved / "weights.npy").write_bytes((saved / "weights.npy").read_bytes()[:-4])
+    with pytest.raises(EnvFault, match="weights.npy has .* bytes instead of"):
+        store.load(saved, {"items.json": 5}, "")
+    (saved / "weights.npy").unlink()
+    with pytest.raises(EnvFault, match="weights.npy"):
+        store.load(saved, {"items.json": 5}, "")
+
+
+def test_an_interrupted_save_leaves_the_old_index(products: list[Product], saved: Path) -> None:
+    def stream() -> object:
+        yield products[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.save(stream(), saved, {"items.json": 6})
+    assert len(store.load(saved, {"items.json": 5}, "").products) == 700
+    assert [entry.name for entry in saved.parent.iterdir()] == ["index"]
+
+
+# ---- the published files ------------------------------------------------------------------------------------------------
+def raw(asin: str, **changes: object) -> dict[str, object]:
+    return {"asin": asin, "name": f"Tea Mug {asin}", "full_description": "A mug.", "small_description": ["Big", "Blue"],
+            "pricing": "$1,012.50", "category": "home", "query": " Tea MUG ", "product_category": "Home \u203a Mugs",
+            "customization_options": {"Color": [{"value": " Red/Blue ", "image": None}, {"value": "GREEN"}], "Size": None},
+            "images": ["x"]} | changes
+
+
+def write_raw(folder: Path, records: object, attributes: dict[str, object]) -> Path:
+    shop = folder / "webshop"
+    shop.mkdir(parents=True)
+    (shop / "items_shuffle.json").write_text(records if isinstance(records, str) else json.dumps(records), encoding="utf-8")
+    (shop / "items_ins_v2.json").write_text(json.dumps(attributes))
+    return shop
+
+
+def test_raw_records_become_products(tmp_path: Path) -> None:
+    records = [raw("B1"), raw("B2", pricing="$5 - $7.5", small_description="one", customization_options=""),
+               raw("B1", name="again"), raw("nan"), raw("B1234567890"), raw("B3", pricing=None), raw("B4", pricing="")]
+    shop = write_raw(tmp_path, records, {"B1": {"attributes": ["big handle"]}, "B2": {"attributes": []}})
+    first, second, third, fourth = official.official(shop).products
+    assert first == Product("B1", "Tea Mug B1", "tea mug", "home", "Home \u203a Mugs", ("big handle",),
+                            {"color": ("red | blue", "green")}, (1012.5,), "$1012.5", "A mug.", ("Big", "Blue"))
+    assert (second.pricing, second.price_tag, second.bullets, second.options) == ((5.0, 7.5), "$5.0 to $7.5", ("one",), {})
+    assert (second.attributes, third.attributes) == ((), official.NO_ATTRIBUTES)
+    assert third.pricing == fourth.pricing == (100.0,) and third.price_tag == "$100.0"
+
+
+@pytest.mark.parametrize("chunk", (1, 7, 64, 2 ** 20))
+def test_an_array_is_read_record_by_record_whatever_the_chunks(tmp_path: Path, chunk: int,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(official, "_CHUNK", chunk)
+    values = [{"a": "x]},{" * 20, "b": [1, [2.5, None]]}, 17, "\u203a \" \\", [], {}, -3.25, True]
+    for text in (json.dumps(values), json.dumps(values, indent=3), " \n" + json.dumps(values, ensure_ascii=False) + " \n"):
+        (tmp_path / "a.json").write_text(text, encoding="utf-8")
+        assert list(official.read_array(tmp_path / "a.json")) == values
+    (tmp_path / "a.json").write_text("[]")
+    assert list(official.read_array(tmp_path / "a.json")) == []
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "not a JSON array"), ('{"a": 1}', "not a JSON array"), ('[{"asin": 1}', "cut off"), ("[{]", "cut off or damaged"),
+    ("[{}]", "record 1: missing or of another type: asin, category"), ('[3]', "record 1: missing")])
+def test_damaged_raw_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    shop = write_raw(tmp_path, text, {})
+    with pytest.raises(EnvFault, match=message):
+        official.official(shop)
+
+
+def test_bad_options_and_missing_companions_are_named(tmp_path: Path) -> None:
+    shop = write_raw(tmp_path / "a", [raw("B1", customization_options={"Color": ["red"]})], {})
+    with pytest.raises(EnvFault, match="record 1: customization_options"):
+        official.official(shop)
+    shop = write_raw(tmp_path / "b", [raw("B1")], {})
+    (shop / "items_ins_v2.json").unlink()
+    with pytest.raises(EnvFault, match="needs items_ins_v2.json"):
+        official.official(shop)
+    shop = write_raw(tmp_path / "c", [raw("B1")], {})
+    (shop / "items_ins_v2.json").write_text("{")
+    with pytest.raises(EnvFault, match="items_shuffle.json cannot be read|items_ins_v2.json"):
+        official.official(shop)
+
+
+def test_a_large_file_needs_its_index_and_a_changed_one_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = write_raw(tmp_path, [raw(f"B{number}") for number in range(40)], {})
+    assert not official.needs_index(shop)
+    monkeypatch.setattr(official, "MOST_BYTES", 100)
+    assert official.needs_index(shop)
+    with pytest.raises(EnvFault, match="no saved index; python -m envs fetch webshop"):
+        official.official(shop)
+    official.build_index(shop)
+    assert not official.needs_index(shop) and isinstance(official.official(shop), store.StoredCatalogue)
+    (shop / "items_shuffle.json").write_text(json.dumps([raw("B1")]))
+    assert official.needs_index(shop)
+
+
+def test_raw_form_of_the_real_products_gives_the_real_products(eppo_data: Callable[[str], Path], tmp_path: Path) -> None:
+    """Upstream's documents hold each raw field beside what upstream made of it."""
+    documents = eppo_data("webshop/documents_1k.jsonl.gz")
+    with gzip.open(documents, "rt", encoding="utf-8") as lines:
+        items = [json.loads(line)["product"] for line in lines]
+    attributes = {item["asin"]: {"attributes": item["Attributes"]} for item in items}
+    for item in items:
+        tags = [f"${amount}" for amount in item["pricing"]]
+        item["pricing"] = " - ".join(tags)
+    shop = write_raw(tmp_path, items, attributes)
+    assert list(official.official(shop).products) == list(official.official(documents.parent).products)
+
+
+# ---- several processes --------------------------------------------------------------------------------------------------
+def test_results_do_not_depend_on_the_index_or_the_process(tmp_path: Path) -> None:
+    """One episode over the raw files, over the saved index, and in another process: the same texts."""
+    shop = write_raw(tmp_path, [raw(f"B{number}", name=f"Tea Mug {number % 7} x{number}") for number in range(60)], {})
+    instruction = {"instruction": "i want a mug.", "instruction_attributes": ["tea mug"], "instruction_options": ["green"],
+                   "attributes": [], "options": [], "asin": "B5", "worker_id": "w", "assignment_id": "a"}
+    (shop / "items_human_ins.json").write_text(json.dumps({"B5": [instruction], "B9": [instruction | {"asin": "B9"}]}))
+    program = ("import sys, envs, json; env = envs.make('webshop', source='official', split='test', rules='agentbench', "
+               "path=sys.argv[1]); told = [env.reset(1)]\n"
+               "for turn in env.oracle(1): told.append([env.step(turn).messages, env.step(turn).reward])\n"
+               "print(json.dumps(told))")
+
+    def play() -> str:
+        return subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True, capture_output=True,
+                              text=True).stdout
+
+    first = play()
+    official.build_index(shop)
+    assert play() == play() == first and "1.0]" in first
+    assert envs.make("webshop", source="official", split="test", path=str(tmp_path)).catalogue.labelled("category", "home")
