@@ -137,11 +137,11 @@ def main(command: str, folder: str, count: str = str(COUNT)) -> None:
     if command == "files":
         write_files(Path(folder) / "webshop", int(count))
     elif command == "index":
-        from envs.webshop_env.official import build_index, official
+        from envs.webshop_env.official import build_index, official_catalogue
 
         build_index(Path(folder))
         print(json.dumps({"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                          "products": len(official(Path(folder)).products)}))
+                          "products": len(official_catalogue(Path(folder)).products)}))
     else:
         print(json.dumps(use(Path(folder))))
 

@@ -145,7 +145,7 @@ def test_raw_records_become_products(tmp_path: Path) -> None:
     records = [raw("B1"), raw("B2", pricing="$5 - $7.5", small_description="one", customization_options=""),
                raw("B1", name="again"), raw("nan"), raw("B1234567890"), raw("B3", pricing=None), raw("B4", pricing="")]
     shop = write_raw(tmp_path, records, {"B1": {"attributes": ["big handle"]}, "B2": {"attributes": []}})
-    first, second, third, fourth = official.official(shop).products
+    first, second, third, fourth = official.official_catalogue(shop).products
     assert first == Product("B1", "Tea Mug B1", "tea mug", "home", "Home \u203a Mugs", ("big handle",),
                             {"color": ("red | blue", "green")}, (1012.5,), "$1012.5", "A mug.", ("Big", "Blue"))
     assert (second.pricing, second.price_tag, second.bullets, second.options) == ((5.0, 7.5), "$5.0 to $7.5", ("one",), {})
@@ -171,21 +171,21 @@ def test_an_array_is_read_record_by_record_whatever_the_chunks(tmp_path: Path, c
 def test_damaged_raw_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     shop = write_raw(tmp_path, text, {})
     with pytest.raises(EnvFault, match=message):
-        official.official(shop)
+        official.official_catalogue(shop)
 
 
 def test_bad_options_and_missing_companions_are_named(tmp_path: Path) -> None:
     shop = write_raw(tmp_path / "a", [raw("B1", customization_options={"Color": ["red"]})], {})
     with pytest.raises(EnvFault, match="record 1: customization_options"):
-        official.official(shop)
+        official.official_catalogue(shop)
     shop = write_raw(tmp_path / "b", [raw("B1")], {})
     (shop / "items_ins_v2.json").unlink()
     with pytest.raises(EnvFault, match="needs items_ins_v2.json"):
-        official.official(shop)
+        official.official_catalogue(shop)
     shop = write_raw(tmp_path / "c", [raw("B1")], {})
     (shop / "items_ins_v2.json").write_text("{")
     with pytest.raises(EnvFault, match="items_shuffle.json cannot be read|items_ins_v2.json"):
-        official.official(shop)
+        official.official_catalogue(shop)
 
 
 def test_a_large_file_needs_its_index_and_a_changed_one_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_a_large_file_needs_its_index_and_a_changed_one_a_new_one(tmp_path: Path
     monkeypatch.setattr(official, "MOST_BYTES", 100)
     assert official.needs_index(shop)
     with pytest.raises(EnvFault, match="no saved index; python -m envs fetch webshop"):
-        official.official(shop)
+        official.official_catalogue(shop)
     official.build_index(shop)
-    assert not official.needs_index(shop) and isinstance(official.official(shop), store.StoredCatalogue)
+    assert not official.needs_index(shop) and isinstance(official.official_catalogue(shop), store.StoredCatalogue)
     (shop / "items_shuffle.json").write_text(json.dumps([raw("B1")]))
     assert official.needs_index(shop)
 
@@ -211,7 +211,7 @@ def test_raw_form_of_the_real_products_gives_the_real_products(eppo_data: Callab
         tags = [f"${amount}" for amount in item["pricing"]]
         item["pricing"] = " - ".join(tags)
     shop = write_raw(tmp_path, items, attributes)
-    assert list(official.official(shop).products) == list(official.official(documents.parent).products)
+    assert list(official.official_catalogue(shop).products) == list(official.official_catalogue(documents.parent).products)
 
 
 # ---- several processes --------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from envs.instances import Instance, generate
 from envs.tool_calls import ParsedTurn, ToolCall
 from envs.webshop_env import catalogue as products
 from envs.webshop_env import goals, lexicon
-from envs.webshop_env.official import official
+from envs.webshop_env.official import official_catalogue
 from envs.webshop_env.pages import BACK, BUY, NEXT, PREV, Compact, Full
 from envs.webshop_env.reward import best_options, noun_tagger, obstacle, purchase_reward
 from envs.webshop_env.session import Session, SiteError
@@ -77,12 +77,12 @@ class WebShopEnv(Env):
     def _shop(self) -> tuple[Full, products.Catalogue]:
         generated = self.source == "generated"
         return Compact() if self.micro else Full(), \
-            products.generated(self.size) if generated else official(_official_folder(self.path))
+            products.generated(self.size) if generated else official_catalogue(_official_folder(self.path))
 
     def _official_goals(self) -> tuple[list[goals.Goal], dict[str, str]]:
         folder = _official_folder(self.path)
         return products.shared(("goals", str(folder.resolve())),
-                               lambda: goals.official_goals(folder, official(folder)))
+                               lambda: goals.official_goals(folder, official_catalogue(folder)))
 
     def _load(self) -> Sequence[Instance]:
         if self.source == "official":

@@ -31,7 +31,7 @@ _CHUNK, _LONGEST = 2 ** 20, 2 ** 24                          # characters read a
 _GAP, _SPACE = re.compile(r"[\s,]*"), re.compile(r"\s*")
 
 
-def official(folder: Path) -> Catalogue:
+def official_catalogue(folder: Path) -> Catalogue:
     """The products in `folder`, one catalogue per folder and process.
 
     Raises:
@@ -66,7 +66,7 @@ def _remedy(folder: Path) -> str:
 
 
 def build_index(folder: Path) -> Path:
-    """Save the index of the products in `folder`; returns its folder. EnvFault as in `official`."""
+    """Save the index of the products in `folder`; returns its folder. EnvFault as in `official_catalogue`."""
     files = _sources(folder)
     store.save(read_products(files), folder / INDEX, _sizes(files))
     return folder / INDEX

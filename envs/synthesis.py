@@ -1,0 +1,247 @@
+"""Self-Instruct (arXiv 2212.10560) for the environments: a model proposes instances, the environment decides which are kept.
+
+A proposal is kept if it can be read, its world can be built, its reference solution runs and gives the same in a second world,
+playing it earns reward 1 where committing nothing earns 0, and its question is like none that is known (ROUGE-L below
+`MAX_SIMILARITY`) and like no test item. Everything else is counted by reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import envs
+from envs.base import Env, EnvFault, Message, assistant_call
+from envs.instances import Instance
+
+MAX_SIMILARITY = 0.7
+MAX_ANSWER_CHARS = 200
+EXAMPLES = 4                                                # shown with each request
+FORMS = {
+    "os": '{"question": what the user asks, with one short exact answer; "init": a POSIX shell script, run as root in an empty Linux '
+          'system without network, that prepares every file the question speaks of; "solution": a bash script that prints exactly the '
+          'answer}. The answer must not depend on the time, on random numbers or on files that init does not make.',
+    "db": '{"question": what the user asks, or the change that is asked for; "table": {"name", "columns": [[name, "TEXT"], ...], '
+          '"rows": [[text, ...], ...]} with 8 to 20 rows; "sql": one MySQL statement on that table that gives one column with the '
+          'answer, or makes the change}. The data must determine the answer.',
+    "kg": '{"question": what the user asks; "entities": {name: id} of the entities that the question names; "actions": the calls that '
+          'lead to the answer, in order: get_relations(X), get_neighbors(X,relation), intersection(#i,#j), get_attributes(#i), '
+          'argmax(#i,attribute), argmin(#i,attribute), count(#i)}. X is an id, or #i for the i-th set made so far.'}
+
+
+class Dropped(ValueError):
+    """The proposal is not kept; the text is the reason that is counted."""
+
+
+# ---- what the model reads and writes -----------------------------------------------------------------------------------
+def request_messages(task: str, examples: Sequence[dict[str, Any]], count: int, hints: str = "") -> list[Message]:
+    """The chat that asks for `count` new proposals."""
+    shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+    return [{"role": "system", "content": "You write exercises for an agent. Answer with JSON lines only: one object a line, no other text."},
+            {"role": "user", "content": f"Each exercise is an object of this form:\n{FORMS[task]}\n\nExamples:\n{shown}\n{hints}\n"
+                                        f"Write {count} new exercises, each of another kind than the examples and than each other."}]
+
+
+def read_proposals(text: str) -> Iterator[dict[str, Any] | None]:
+    """The objects of an answer (JSON lines, or a list, also in a fence); None for each line that is none."""
+    text = re.sub(r"^```\w*$", "", text.strip(), flags=re.M).strip()
+    try:
+        values = json.loads(text)
+        yield from (value if isinstance(value, dict) else None for value in (values if isinstance(values, list) else [values]))
+        return
+    except (ValueError, RecursionError):
+        pass
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        yield value if isinstance(value, dict) else None
+
+
+def rouge_l(left: str, right: str) -> float:
+    """F-measure of the longest common subsequence of two texts' words, in [0, 1]."""
+    left, right = (re.findall(r"\w+", text.lower()) for text in (left, right))
+    row = [0] * (len(right) + 1)
+    for word in left:
+        above = 0
+        for position, other in enumerate(right, start=1):
+            above, row[position] = row[position], above + 1 if word == other else max(row[position], row[position - 1])
+    return 2 * row[-1] / (len(left) + len(right)) if row[-1] else 0.0
+
+
+# ---- one module of checks per task ---------------------------------------------------------------------------------------
+def _text(proposal: dict[str, Any], key: str) -> str:
+    value = proposal.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise Dropped(f"no {key}")
+    return value
+
+
+def _os(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
+    from envs.os_env.tasks import problem
+
+    question, init, solution = (_text(proposal, key) for key in ("question", "init", "solution"))
+    outputs = []
+    for _ in range(2):
+        try:
+            box, _ = env._open({"init": init})
+        except EnvFault as fault:
+            raise Dropped("its world cannot be built") from fault
+        with box:
+            output = box.run(solution)
+        if output.code or output.why != "exit":
+            raise Dropped("its reference solution does not run")
+        outputs.append(output.text.strip())
+    if outputs[0] != outputs[1]:
+        raise Dropped("its reference solution gives different answers")
+    if not 0 < len(outputs[0]) <= MAX_ANSWER_CHARS:
+        raise Dropped("its answer is empty or too long")
+    kind = "integer" if re.fullmatch(r"-?\d+", outputs[0]) else "string"
+    return problem(question, [init], [solution], answer=(kind, outputs[0]))
+
+
+def _db(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
+    question, sql, table = _text(proposal, "question"), _text(proposal, "sql"), proposal.get("table")
+    try:
+        columns = [[str(name), str(kind)] for name, kind in table["columns"]]
+        rows = [[str(cell) for cell in row] for row in table["rows"]]
+        if not columns or not rows or any(len(row) != len(columns) for row in rows):
+            raise ValueError("rows do not fit the columns")
+        tables = [{"name": str(table["name"]), "columns": columns, "rows": rows}]
+    except (TypeError, KeyError, ValueError) as error:
+        raise Dropped("its world cannot be built") from error
+    changes = sql.split()[0].upper() in ("INSERT", "UPDATE", "DELETE", "REPLACE")
+    data = {"question": question, "tables": tables, "sql": [sql], "label": [], "ordered": False, "changes": changes}
+    if changes:
+        return data
+    text = _play(env, data, [assistant_call("execute_sql", query=sql)]).messages[0]["content"]
+    try:
+        found = ast.literal_eval(text)
+        label = ["NULL" if row[0] is None else str(row[0]) for row in found]
+    except (ValueError, SyntaxError, TypeError, IndexError) as error:
+        raise Dropped("its reference solution does not run") from error
+    if any(len(row) != 1 for row in found) or not label or sum(map(len, label)) > MAX_ANSWER_CHARS:
+        raise Dropped("its answer is empty or too long")
+    return data | {"label": label}
+
+
+def _kg(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
+    from envs.kg_env.graph import shared_graph
+    from envs.kg_env.program import Count, mentioned, run_actions, s_expression
+
+    question, entities, actions = _text(proposal, "question"), proposal.get("entities"), proposal.get("actions")
+    names = shared_graph(env.size).names
+    if not isinstance(entities, dict) or not entities or any(names.get(entity) != name for name, entity in entities.items()):
+        raise Dropped("it names entities that are not in the graph")
+    try:
+        program = run_actions([str(action) for action in actions])[-1]
+        answer = sorted(env.store.execute(program))
+    except (TypeError, ValueError, IndexError, KeyError, SyntaxError) as error:
+        raise Dropped("its reference solution does not run") from error
+    if set(mentioned(program)) - set(entities.values()):
+        raise Dropped("its solution uses entities that the question does not name")
+    if not 0 < len(answer) <= 60 or answer == ["0"]:
+        raise Dropped("its answer is empty or too long")
+    kind = "Value" if isinstance(program, Count) else "Entity"
+    return {"question": question, "entities": entities, "s_expression": s_expression(program), "actions": [str(action) for action in actions],
+            "answer": [{"answer_type": kind, "answer_argument": argument} for argument in answer]}
+
+
+CHECKS: dict[str, Callable[[Env, dict[str, Any]], dict[str, Any]]] = {"os": _os, "db": _db, "kg": _kg}
+NOTHING = {"os": assistant_call("answer_action", answer=""), "db": assistant_call("commit_final_answer", answers=[]),
+           "kg": {"role": "assistant", "content": "Final Answer: #0"}}
+
+
+def as_example(task: str, data: dict[str, Any]) -> dict[str, Any]:
+    """An instance as a proposal, to show."""
+    if task == "os":
+        return {"question": data["question"], "init": data["init"], "solution": data["steps"][-1]}
+    if task == "db":
+        return {"question": data["question"], "table": data["tables"][0], "sql": data["sql"][-1]}
+    return {key: data[key] for key in ("question", "entities", "actions")}
+
+
+def _play(env: Env, data: dict[str, Any], turns: Sequence[Message] | None = None) -> Any:
+    """The last result of an episode on `data`: the given turns, or the expert's."""
+    env.instances = (Instance("proposal", env.task, "proposal", data),)
+    env.reset(0)
+    while True:
+        for turn in [env.expert()] if turns is None else turns:
+            result = env.step(turn)
+        if result.done or turns is not None:
+            return result
+
+
+class Synthesis:
+    """Proposals in, instances out.
+
+    Args:
+        task: os, db or kg. ask: sends chat messages to a model and returns its text. size: of the examples and of the world.
+        test_questions: what nothing may resemble; the generated test split of `size` is added.
+
+    Attributes:
+        kept: the instances. dropped: reason -> number of proposals.
+    """
+
+    def __init__(self, task: str, ask: Callable[[list[Message]], str], *, size: str = "small", seed: int = 0,
+                 test_questions: Sequence[str] = ()) -> None:
+        self.task, self.ask = task, ask
+        self.env = envs.make(task, size=size, split="train")
+        self.pool = [item for item in self.env.instances if self._shows(item)]
+        self.known = [item.data["question"] for item in self.pool]
+        test = envs.make(task, size=size, split="test")
+        self.tests = [*test_questions, *(item.data["question"] for item in test.instances)]
+        test.close()
+        self.rng, self.kept, self.dropped, self.requests = random.Random(seed), [], Counter(), 0
+
+    def _shows(self, item: Instance) -> bool:
+        return "answer" in item.data if self.task == "os" else self.task == "kg" or len(item.data["tables"]) == 1
+
+    def round(self, count: int) -> None:
+        """Ask for `count` proposals and judge what comes."""
+        examples = self.rng.sample(self.pool, EXAMPLES - min(2, len(self.kept))) + self.rng.sample(self.kept, min(2, len(self.kept)))
+        self.requests += 1
+        text = self.ask(request_messages(self.task, [as_example(self.task, item.data) for item in examples], count, self._hints()))
+        for proposal in read_proposals(text):
+            try:
+                if proposal is None:
+                    raise Dropped("not a JSON object")
+                self._keep(proposal)
+            except Dropped as reason:
+                self.dropped[str(reason)] += 1
+
+    def _keep(self, proposal: dict[str, Any]) -> None:
+        question = _text(proposal, "question")
+        if any(rouge_l(question, other) >= MAX_SIMILARITY for other in self.tests):
+            raise Dropped("it overlaps a test item")
+        if any(rouge_l(question, other) >= MAX_SIMILARITY for other in self.known):
+            raise Dropped("it is too much like one that is known")
+        data = CHECKS[self.task](self.env, proposal)
+        json.dumps(data, ensure_ascii=False).encode()        # a lone surrogate could not be saved: it raises here
+        if _play(self.env, data).reward != 1.0:
+            raise Dropped("its reference solution does not pass its own checker")
+        if _play(self.env, data, [NOTHING[self.task]]).reward != 0.0:
+            raise Dropped("doing nothing passes its checker")
+        self.kept.append(Instance(f"{self.task}-synthetic-train-{len(self.kept)}", self.task, "synthetic", data))
+        self.known.append(question)
+
+    def _hints(self) -> str:
+        if self.task != "kg":
+            return ""
+        from envs.kg_env.graph import shared_graph
+        from envs.kg_env.program import Entity
+
+        graph = shared_graph(self.env.size)
+        lines = []
+        for entity in self.rng.sample(sorted(graph.names), 8):
+            lines.append(f"{graph.names[entity]} ({entity}): {', '.join(self.env.store.relations(Entity(entity)))}")
+        return "\nSome entities and their relations:\n" + "\n".join(lines) + "\n"
+
+    def close(self) -> None:
+        self.env.close()

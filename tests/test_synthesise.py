@@ -1,0 +1,164 @@
+"""Self-Instruct: a scripted endpoint proposes, the environments decide; every reason to drop is met and counted."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+import envs
+from envs.base import EnvFault
+from envs.commands import synthesise
+from envs.instances import load_instances
+from envs.synthesis import Synthesis, read_proposals, rouge_l
+
+needs_sandbox = pytest.mark.skipif(not envs.available("os")[0], reason=f"no sandbox here: {envs.available('os')[1]}")
+TABLE = {"name": "ships", "columns": [["ship", "TEXT"], ["berth", "TEXT"]],
+         "rows": [["Heron", "4"], ["Osprey", "7"], ["Gannet", "9"]]}
+
+
+def db(question, sql, table=TABLE):
+    return {"question": question, "table": table, "sql": sql}
+
+
+def shell(question, init, solution):
+    return {"question": question, "init": init, "solution": solution}
+
+
+@pytest.mark.parametrize("left, right, value", [
+    ("a b c", "a b c", 1.0), ("a b c d", "a c", 2 / 3), ("A, b!", "a B", 1.0), ("a b", "c d", 0.0), ("", "", 0.0), ("a", "", 0.0),
+    ("a b c", "c b a", 1 / 3)])
+def test_rouge_l(left, right, value):
+    assert rouge_l(left, right) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text, found", [
+    ('{"a": 1}\n{"a": 2}', [{"a": 1}, {"a": 2}]), ('[{"a": 1}, 3]', [{"a": 1}, None]), ('```json\n{"a": 1}\n```', [{"a": 1}]),
+    ('Sure!\n{"a": 1}\n\n{"a": ', [None, {"a": 1}, None]), ("", []), ("7", [None]), ("[" * 100_000, [None])])
+def test_proposals_are_read_line_by_line(text, found):
+    assert list(read_proposals(text)) == found
+
+
+def judged(task, proposals, **settings):
+    answers = iter(proposals)
+    synthesis = Synthesis(task, lambda messages: "\n".join(
+        entry if isinstance(entry, str) else json.dumps(entry) for entry in next(answers)), **settings)
+    for _ in proposals:
+        synthesis.round(4)
+    synthesis.close()
+    return synthesis
+
+
+def test_databases_keep_what_proves_itself():
+    test_question = envs.make("db", size="small", split="test").instances[5].data["question"]
+    found = judged("db", [[
+        db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'"),
+        db("Move the Gannet over to berth twelve, please.", "UPDATE ships SET berth = '12' WHERE ship = 'Gannet'"),
+        db("Name all vessels beyond pier five.", "SELECT ship FROM ships WHERE berth > 5"),
+        db("Where, then, does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'"),
+        db(test_question, "SELECT berth FROM ships"), db("Which boat sank?", "SELECT nothing FROM ships"),
+        db("Who owns them?", "SELECT ship, berth FROM ships"), db("Any at one?", "SELECT ship FROM ships WHERE berth = '1'"),
+        db("Rename nothing at all today.", "UPDATE ships SET berth = '4' WHERE ship = 'Heron'"),
+        db("Bad rows everywhere?", "SELECT 1", TABLE | {"rows": [["x"]]}), db("", "SELECT 1"), {"question": "Only this?"}, "prose"]])
+    assert [item.data["question"].split()[0] for item in found.kept] == ["Where", "Move", "Name"]
+    assert found.kept[0].data["label"] == ["4"] and found.kept[1].data["changes"] and found.kept[2].data["label"] == ["Osprey", "Gannet"]
+    assert dict(found.dropped) == {
+        "it is too much like one that is known": 1, "it overlaps a test item": 1, "its reference solution does not run": 1,
+        "its answer is empty or too long": 2, "doing nothing passes its checker": 1, "its world cannot be built": 1, "no question": 1,
+        "no sql": 1, "not a JSON object": 1}
+    assert sum(found.dropped.values()) + len(found.kept) == 13
+    assert [item.id for item in found.kept] == [f"db-synthetic-train-{number}" for number in range(3)]
+
+
+@needs_sandbox
+def test_shells_keep_what_proves_itself():
+    found = judged("os", [[
+        shell("How tall is the third mast in /root/masts?", "printf '3\\n5\\n8\\n' > /root/masts", "sed -n 3p /root/masts"),
+        shell("Which colour does the keel have?", "echo green > /opt/keel", "cat /opt/keel"),
+        shell("What did the dice show?", "true", "echo $RANDOM$RANDOM"), shell("Is there a crow's nest aboard?", "exit 3", "echo 1"),
+        shell("How deep is the hold of this brig?", "true", "cat /nowhere"), shell("Say nothing whatsoever.", "true", "true"),
+        shell("Print the whole manual of seamanship.", "true", "seq 1000"), shell("Wait for the tide.", "true", "sleep 60"),
+        {"question": "No scripts?", "init": 3}]])
+    assert [item.data["answer"] for item in found.kept] == [{"kind": "integer", "value": "8"}, {"kind": "string", "value": "green"}]
+    assert dict(found.dropped) == {
+        "its reference solution gives different answers": 1, "its world cannot be built": 1, "its reference solution does not run": 2,
+        "its answer is empty or too long": 2, "no init": 1}
+
+
+def test_graphs_keep_what_proves_itself():
+    item = envs.make("kg", size="small", split="train").instances[0].data
+    (name, entity), relation = next(iter(item["entities"].items())), item["actions"][-1].split(",")[1].rstrip(")")
+    actions = [f"get_relations({entity})", f"get_neighbors({entity},{relation})"]
+    right = {"question": "Tell me everything that follows, please and thank you.", "entities": {name: entity}, "actions": actions}
+    found = judged("kg", [[
+        right, right | {"question": "Another one?", "entities": {"Nowhere Land": entity}},
+        right | {"question": "Broken calls?", "actions": ["get_neighbors(x"]}, right | {"question": "None?", "actions": []},
+        right | {"question": "Hidden entity within?", "entities": {}}]])
+    assert len(found.kept) == 1 and found.kept[0].data["answer"]
+    assert dict(found.dropped) == {"it names entities that are not in the graph": 2, "its reference solution does not run": 2}
+
+
+class Scripted(BaseHTTPRequestHandler):
+    """Chat completions from a list."""
+
+    answers: list = []
+    asked: list = []
+
+    def do_GET(self):
+        self.reply({"data": [{"id": "scripted-1"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        if not self.answers:
+            self.send_error(503)
+            return
+        self.reply({"choices": [{"message": {"role": "assistant", "content": self.answers.pop(0)}}]})
+
+    def reply(self, body):
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def endpoint():
+    server = HTTPServer(("127.0.0.1", 0), Scripted)
+    Scripted.asked, Scripted.answers = [], []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_command_writes_instances_that_load_and_a_report(endpoint, tmp_path, capsys):
+    (tmp_path / "avoid.json").write_text(json.dumps([{"description": "List the forbidden harbour dues"}]))
+    Scripted.answers[:] = [
+        json.dumps(db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'")) + "\nnot json",
+        json.dumps([db("List the forbidden harbour dues", "SELECT berth FROM ships"),
+                    db("What number has the pier of Osprey got?", "SELECT berth FROM ships WHERE ship = 'Osprey'")])]
+    arguments = ["--task", "db", "--endpoint", endpoint, "--count", "2", "--out", str(tmp_path / "new"),
+                 "--avoid", str(tmp_path / "avoid.json")]
+    assert synthesise.main(arguments) == 0
+    kept = load_instances(tmp_path / "new")
+    assert [item.data["label"] for item in kept] == [["4"], ["7"]]
+    report = json.loads((tmp_path / "new.json").read_text())
+    assert report == {"task": "db", "requests": 2, "kept": 2, "dropped": {"it overlaps a test item": 1, "not a JSON object": 1}}
+    assert Scripted.asked[0]["model"] == "scripted-1" and "Where does the Heron lie?" in Scripted.asked[1]["messages"][1]["content"]
+    with pytest.raises(ValueError, match="exists; name a new folder"):
+        synthesise.main(arguments)
+
+
+def test_an_endpoint_that_fails_is_a_fault_and_what_was_kept_is_written(endpoint, tmp_path):
+    Scripted.answers[:] = [json.dumps(db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'"))]
+    with pytest.raises(EnvFault, match="503"):
+        synthesise.main(["--task", "db", "--endpoint", endpoint, "--count", "2", "--out", str(tmp_path / "new")])
+    assert len(load_instances(tmp_path / "new")) == 1
+    with pytest.raises(EnvFault, match="failed"):
+        synthesise.main(["--task", "db", "--endpoint", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "other")])
