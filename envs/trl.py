@@ -76,8 +76,9 @@ def _method(function: dict[str, Any]) -> Any:
     """A method with the signature and the docstring from which transformers builds the schema of a tool."""
     properties = function["parameters"]["properties"]
 
-    def method(self: Any, **arguments: Any) -> str:
-        return self._play(function["name"], arguments)
+    def method(self: Any, *given: Any, **named: Any) -> str:
+        arguments = method.__signature__.bind(self, *given, **named).arguments
+        return self._play(function["name"], {name: arguments[name] for name in properties})
 
     kinds = {name: list[str] if schema.get("type") == "array" else TYPES[schema.get("type", "string")]
              for name, schema in properties.items()}

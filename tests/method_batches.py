@@ -125,9 +125,8 @@ TINY = {"steps": 3, "rollout.prompts_per_task": 1, "rollout.group_size": 5, "rol
         "checkpoint_every": 3, "trajectories": "none", "threads": 1}
 
 
-@pytest.fixture(scope="session")
-def start(tmp_path_factory):
-    """A model folder that the smoke runs train from."""
+def start_folder(tmp_path_factory):
+    """A model folder that smoke runs train from."""
     folder = tmp_path_factory.mktemp("start")
     tiny_model(scale=1.5).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from method_batches import (MODEL, NAMES, STEPS, TASKS, begun, loss_and_gradients, make_batch, parts_of, same, smoke_run, start,
-                            stats)
+from method_batches import (MODEL, NAMES, STEPS, TASKS, begun, loss_and_gradients, make_batch, parts_of, same, smoke_run,
+                            start_folder, stats)
 from models import tiny_model
 
 from eppo.algorithms import ALGORITHMS, get_algorithm
@@ -21,7 +21,6 @@ from eppo.seal_diagnostics import (clicked_values, duplication_over_time, format
 from eppo.types import TaskStats
 
 ARMS = tuple(name for name in NAMES if name[0] == "c" and name[1].isdigit())
-assert start                                                            # the fixture that smoke runs begin from
 
 
 def paced(name, steps=STEPS, **settings):
@@ -222,6 +221,11 @@ def test_ema():
 
 
 # ---- arms that replay a record -----------------------------------------------------------------------------------------
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    return start_folder(tmp_path_factory)
+
+
 @pytest.fixture(scope="session")
 def source(start, tmp_path_factory):
     """A finished run of eppo with seed 7."""

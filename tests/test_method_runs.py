@@ -3,7 +3,7 @@
 import pytest
 import torch
 import toy_env
-from method_batches import NAMES, TINY, smoke_run, start
+from method_batches import NAMES, TINY, smoke_run, start_folder
 
 from eppo.algorithms import ALGORITHMS
 from eppo.algorithms.eppo import EPPO
@@ -25,6 +25,11 @@ BOUNDS = {"grpo": (.8, 1.2), "agentrl": (.8, 1.2), "dr_grpo": (.8, 1.2), "rloo":
           "gspo": (.9997, 1.0004), "cispo": (0, 5), "gigpo": (.8, 1.2), "seal": (.8, 1.2), "pcgrad": (.8, 1.2),
           "cagrad": (.8, 1.2),
           "entropy_bonus": (.8, 1.2), "epo": (.8, 1.2)}
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    return start_folder(tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", NAMES)

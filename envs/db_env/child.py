@@ -49,7 +49,7 @@ def _neighbour(name: str) -> Any:
     return module
 
 
-functions = _neighbour("functions")
+functions, dates = _neighbour("functions"), _neighbour("dates")
 
 
 class Store:
@@ -73,7 +73,7 @@ class Store:
         self.connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         for limit, value in _LIMITS.items():
             self.connection.setlimit(limit, value)
-        functions.install(self.connection)
+        functions.install(self.connection, dates.FUNCTIONS)
         self.connection.set_authorizer(self._authorize)
         self.connection.set_progress_handler(self._late, 2000)
         self._deadline, self._wrote = float("inf"), False

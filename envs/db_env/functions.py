@@ -13,9 +13,9 @@ NOW, VERSION = "2024-01-01 12:00:00", "8.0.36"              # the clock of every
 MAX_PATTERN, MAX_SUBJECT, MAX_WIDTH = 200, 2000, 100_000    # of regular expressions and padding: bounded work
 
 
-def install(connection: sqlite3.Connection) -> None:
-    """Register all functions and the aggregate ordered_concat."""
-    for name, (arity, function) in FUNCTIONS.items():
+def install(connection: sqlite3.Connection, dates: dict[str, tuple[int, Callable[..., Any]]]) -> None:
+    """Register all functions (also `dates.FUNCTIONS`), the aggregates, and MySQL's order of texts in place of NOCASE."""
+    for name, (arity, function) in (FUNCTIONS | dates).items():
         connection.create_function(name, arity, _null_in_null_out(function), deterministic=True)
     connection.create_function("concat_ws", -1, concat_ws, deterministic=True)
     connection.create_aggregate("ordered_concat", 5, OrderedConcat)
@@ -137,108 +137,6 @@ def _plain(value: str) -> str:
     return "".join(char for char in unicodedata.normalize("NFKD", value.casefold()) if not unicodedata.combining(char))
 
 
-def when(value: Any) -> Any:
-    """The datetime that MySQL reads from a text or number, or None."""
-    import datetime
-    import re
-
-    found = re.match(r"\s*(\d{4})(\D?)(\d{1,2})\2(\d{1,2})(?:[ T]+(\d{1,2}):(\d{1,2})(?::(\d{1,2}))?)?", text(value))
-    if not found:
-        return None
-    year, month, day, *clock = (int(part or 0) for part in found.group(1, 3, 4, 5, 6, 7))
-    try:
-        return datetime.datetime(year, month, day, *clock)
-    except ValueError:
-        return None
-
-
-def of_date(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of one date that is NULL where its argument is none."""
-    return lambda value: None if (date := when(value)) is None else read(date)
-
-
-def clock(value: Any) -> tuple[int, int, int] | None:
-    """Hours, minutes and seconds of a time, or of a date with a time."""
-    import re
-
-    found = re.match(r"(?:.*[ T])?(\d+):(\d{1,2})(?::(\d{1,2}))?", text(value))
-    return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0) if when(value) else None
-
-
-def shown(date: Any, with_time: bool) -> str:
-    return date.strftime("%Y-%m-%d %H:%M:%S" if with_time else "%Y-%m-%d").rjust(19 if with_time else 10, "0")
-
-
-def str_to_date(value: Any, form: Any) -> str | None:
-    """The date that `form` (in Python's letters) finds at the start of a text; NULL if it does not fit."""
-    import datetime
-
-    timed = any(mark in text(form) for mark in ("%H", "%I", "%M", "%S", "%T"))
-    try:
-        return shown(datetime.datetime.strptime(text(value).strip(), text(form)), timed)
-    except ValueError:
-        return None
-
-
-def date_add(value: Any, count: Any, unit: Any) -> str | None:
-    """`value` and `count` units later, with a time where there was or is one."""
-    import calendar
-    import datetime
-
-    date, count, unit = when(value), integer(count), text(unit).upper().rstrip("S")
-    months = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}.get(unit)
-    seconds = {"SECOND": 1, "MINUTE": 60, "HOUR": 3600, "DAY": 86_400, "WEEK": 604_800}.get(unit)
-    if date is None or months is seconds is None:
-        return None
-    try:
-        if months:
-            year, month = divmod(date.year * 12 + date.month - 1 + count * months, 12)
-            date = date.replace(year=year, month=month + 1, day=min(date.day, calendar.monthrange(year, month + 1)[1]))
-        else:
-            date += datetime.timedelta(seconds=count * seconds)
-    except (ValueError, OverflowError):
-        return None
-    return shown(date, ":" in text(value) or unit in ("SECOND", "MINUTE", "HOUR"))
-
-
-def timestampdiff(unit: Any, start: Any, stop: Any) -> int | None:
-    """Whole units from `start` to `stop`."""
-    first, last = when(start), when(stop)
-    if first is None or last is None:
-        return None
-    unit = text(unit).upper().rstrip("S")
-    if unit in ("MONTH", "QUARTER", "YEAR"):
-        sign, (low, high) = (1, (first, last)) if first <= last else (-1, (last, first))
-        months = (high.year - low.year) * 12 + high.month - low.month
-        months -= (high.day, high.time()) < (low.day, low.time())
-        return sign * (months // {"MONTH": 1, "QUARTER": 3, "YEAR": 12}[unit])
-    seconds = {"SECOND": 1, "MINUTE": 60, "HOUR": 3600, "DAY": 86_400, "WEEK": 604_800}.get(unit)
-    return int((last - first).total_seconds() / seconds) if seconds else None
-
-
-def datediff(left: Any, right: Any) -> int | None:
-    first, last = when(left), when(right)
-    return None if first is None or last is None else (first.date() - last.date()).days
-
-
-def last_day(date: Any) -> str:
-    import calendar
-
-    return shown(date.replace(day=calendar.monthrange(date.year, date.month)[1]), with_time=False)
-
-
-def seconds_since_1970(date: Any) -> int:
-    import calendar
-
-    return calendar.timegm(date.timetuple())
-
-
-def from_unixtime(value: Any) -> str:
-    import datetime
-
-    return shown(datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=integer(value)), with_time=True)
-
-
 def regexp_replace(value: Any, pattern: Any, new: Any) -> str:
     import re
 
@@ -261,6 +159,16 @@ def digest(name: str) -> Callable[[Any], str]:
         return hashlib.new(name, text(value).encode("utf-8", "surrogateescape")).hexdigest()
 
     return hashed
+
+
+def crc32(value: Any) -> int:
+    import zlib
+
+    return zlib.crc32(text(value).encode("utf-8", "surrogateescape"))
+
+
+def sha2(value: Any, bits: Any) -> str | None:
+    return digest(f"sha{integer(bits) or 256}")(value) if integer(bits) in (0, 224, 256, 384, 512) else None
 
 
 def stuff(value: Any, start: Any, length: Any, new: Any) -> str:
@@ -327,24 +235,9 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "rpad": (3, lambda value, width, fill: pad(value, width, fill, left=False)),
     "repeat": (2, repeat), "reverse": (1, lambda value: text(value)[::-1]), "concat": (-1, concat), "pair": (-1, pair),
     "truncate": (2, truncate), "format": (2, mysql_format), "field": (-1, field), "find_in_set": (2, find_in_set),
-    "year": (1, of_date(lambda date: date.year)), "month": (1, of_date(lambda date: date.month)),
-    "day": (1, of_date(lambda date: date.day)), "quarter": (1, of_date(lambda date: (date.month + 2) // 3)),
-    "week": (1, of_date(lambda date: int(date.strftime("%U")))), "weekday": (1, of_date(lambda date: date.weekday())),
-    "dayofweek": (1, of_date(lambda date: date.isoweekday() % 7 + 1)),
-    "dayofyear": (1, of_date(lambda date: date.timetuple().tm_yday)),
-    "dayname": (1, of_date(lambda date: date.strftime("%A"))), "last_day": (1, of_date(last_day)),
-    "date_of": (1, of_date(lambda date: shown(date, with_time=False))),
-    "datetime_of": (1, of_date(lambda date: shown(date, with_time=True))),
-    "time_of": (1, lambda value: None if (parts := clock(value)) is None else "{:02}:{:02}:{:02}".format(*parts)),
-    "hour": (1, lambda value: (clock(value) or (None,))[0]), "minute": (1, lambda value: (clock(value) or (None, None))[1]),
-    "second": (1, lambda value: (clock(value) or (None,) * 3)[2]),
-    "to_days": (1, of_date(lambda date: date.toordinal() + 365)), "unix_timestamp": (1, of_date(seconds_since_1970)),
-    "from_unixtime": (1, from_unixtime), "str_to_date": (2, str_to_date), "datediff": (2, datediff),
-    "date_format": (2, lambda value, form: None if (date := when(value)) is None else date.strftime(text(form))),
-    "date_add": (3, date_add), "timestampdiff": (3, timestampdiff),
     "regexp_replace": (3, regexp_replace), "regexp_substr": (2, regexp_substr), "sha1": (1, digest("sha1")),
-    "sha2": (2, lambda value, bits: digest(f"sha{integer(bits) or 256}")(value) if integer(bits) in (0, 224, 256, 384, 512) else None),
-    "crc32": (1, lambda value: __import__("zlib").crc32(text(value).encode("utf-8", "surrogateescape"))), "stuff": (4, stuff),
+    "sha2": (2, sha2),
+    "crc32": (1, crc32), "stuff": (4, stuff),
     "ascii": (1, lambda value: (text(value).encode("utf-8", "surrogateescape") or b"\0")[0]),
     "elt": (-1, lambda place, *values: values[integer(place) - 1] if 1 <= integer(place) <= len(values) else None),
     "strcmp": (2, lambda left, right: compare(text(left), text(right))), "bin": (1, lambda value: f"{integer(value):b}"),

@@ -72,7 +72,7 @@ def _rewrite(node: exp.Expression, text_columns: frozenset[str]) -> exp.Expressi
         return node
     if isinstance(node, exp.OnConflict) and node.args.get("duplicate"):
         node.set("duplicate", False)
-        node.set("action", exp.var("DO UPDATE SET"))
+        node.set("action", exp.var("DO UPDATE"))
         return node
     return _function(node)
 
@@ -103,6 +103,8 @@ def _function(node: exp.Expression) -> exp.Expression:
         case exp.TimeToStr():
             return _call("DATE_FORMAT", node.this.this if isinstance(node.this, exp.TsOrDsToTimestamp) else node.this,
                          node.args["format"])
+        case exp.DateDiff() if node.expression.find(exp.Literal) and node.expression.find(exp.Literal).name == "0000-01-01":
+            return exp.paren(exp.Sub(this=_call("TO_DAYS", node.this), expression=exp.Literal.number(1)))
         case exp.DateDiff():
             return _call("DATEDIFF", node.this, node.expression)
         case exp.TimestampDiff():

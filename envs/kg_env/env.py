@@ -11,20 +11,23 @@ import difflib
 import importlib.util
 import random
 import re
+import urllib.parse
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
-from envs.base import Env, Message, Status, StepResult, check_name, function_tool
+from envs.base import Env, EnvFault, Message, Status, StepResult, check_name, function_tool
 from envs.instances import Instance, generate
+from envs.kg_env import official
 from envs.kg_env.expert import next_step, solution, wrong_step
-from envs.kg_env.graph import shared_graph
+from envs.kg_env.graph import Graph, shared_graph
 from envs.kg_env.program import And, Best, Count, Entity, Join, Program, is_entity_id, query_size
+from envs.kg_env.store import SCHEMES, DiskStore, EndpointStore, Ontology, QueryFailed, Store
 from envs.kg_env.tasks import SHAPES, draw
 from envs.tool_calls import ParsedTurn, ToolCall
 
 _ANSWER = re.compile(r"(?:Final|Find) Answer: #([0-9]+)")
 _REFERENCE = re.compile(r"#([0-9]{1,6})\Z")
-BACKENDS = ("embedded",)
+BACKENDS = ("embedded", "fb15k237", "disk:FOLDER", *(f"{scheme}://HOST:PORT/PATH" for scheme in SCHEMES))
 NUMBER = "int"                                             # the type of a counted variable
 MAX_QUERY = 100                                             # patterns in one query: nested superlatives double
 MICRO_CUT = 120                                             # characters of an observation
@@ -72,7 +75,13 @@ class Variable:
 
 
 class KGEnv(Env):
-    """Knowledge-graph questions on an embedded SPARQL store.
+    """Knowledge-graph questions on a SPARQL store.
+
+    `backend` says where the graph is: "embedded" (the default: the generated graph of the size, in memory), "fb15k237" (that
+    graph, from the folder of the official files, in memory), "disk:FOLDER" (a store of pyoxigraph, see `store.write_store`), or
+    the URL of an endpoint, with "virtuoso+" before it for Virtuoso's dialect. Generated questions are about the graph of the
+    size, which a store on disk or behind a URL has to hold, or about FB15k-237. The official questions are about Freebase,
+    which no public file holds whole: they need a store that has it.
 
     Grading: `reward` is 1 where predicted and gold set are equal, `score` is their F1; `info` adds `executable` (the final
     answer named a variable) and the two sizes. An answer that names no variable is wrong: 0, "agent validation failed".
@@ -82,31 +91,72 @@ class KGEnv(Env):
     """
 
     task = "kg"
-    turn_limits = {"micro": 6, "small": 15, "official": 15}
+    turn_limits = {"micro": 6, "small": 15, "full": 15, "official": 15}
     honours_all_calls = True
+    sizes = ("micro", "small", "full")
+    sources = ("generated", "official")
     tools = TOOLS
 
     def __init__(self, **settings: Any) -> None:
+        backend = settings.get("backend")
+        if _kind(backend) is None:
+            check_name("kg: backend", backend, BACKENDS)
+        if settings.get("source") == "official" and _kind(backend) == "embedded":
+            raise EnvFault("kg: the official questions are about Freebase, which the embedded graph is not; name a store that "
+                           "holds it, such as backend='virtuoso+http://127.0.0.1:3001/sparql', or 'fb15k237' for the few "
+                           "that this part of Freebase answers")
+        if settings.get("source") != "official" and settings.get("size", "micro") == "micro" and _kind(backend) == "fb15k237":
+            raise ValueError("kg: FB15k-237 has no micro questions; pass size='small' or 'full'")
         super().__init__(**settings)
-        check_name("kg: backend", self.backend or BACKENDS[0], BACKENDS)
-        self.store = shared_graph(self.size).store
+        self._micro = self.source == "generated" and self.size == "micro"
+        self.store = self._open()
+
+    def _graph(self) -> Graph:
+        """The graph that generated questions are about."""
+        if _kind(self.backend) == "fb15k237":
+            return official.shared_fb15k237(official.data_folder(self.path))
+        return shared_graph(self.size)
+
+    def _open(self) -> Store:
+        kind = _kind(self.backend)
+        if kind in ("embedded", "fb15k237"):
+            return self._graph().store
+        ontology = (official.load_ontology(official.data_folder(self.path) / "ontology") if self.source == "official" else
+                    shared_graph(self.size).ontology)
+        return _open_store(self.backend, ontology)
 
     def _load(self) -> Sequence[Instance]:
-        graph, shapes = shared_graph(self.size), SHAPES[self.size]
+        if self.source == "official":
+            records = official.load_records(official.data_folder(self.path), self.split)
+            if _kind(self.backend) != "fb15k237":
+                return records
+            graph = self._graph()
+            return [instance for instance in records if not official.unknown_to(graph, instance.data)]
+        graph = self._graph()
+        shapes = [shape for shape in SHAPES[self.size] if graph.schema.attributes or shape.last != "superlative"]
         return generate("kg", self.size, self.split, lambda rng, index: draw(rng, index, graph, shapes),
                         key=lambda data: data["s_expression"])  # the program decides the split, not names or words
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
-        if backend not in (None, *BACKENDS):
+        kind = _kind(backend)
+        if kind is None:
             return False, f"unknown kg backend {backend!r}; known: {', '.join(BACKENDS)}"
-        return (True, "") if importlib.util.find_spec("pyoxigraph") else (False, "the package pyoxigraph is not installed")
+        if not importlib.util.find_spec("pyoxigraph"):
+            return False, "the package pyoxigraph is not installed"
+        if kind in ("embedded", "fb15k237"):
+            return True, ""
+        try:
+            reason = _open_store(backend, Ontology({}, {}, frozenset())).ping()
+        except EnvFault as fault:
+            reason = str(fault)
+        return not reason, reason
 
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self.entities: dict[str, str] = instance.data["entities"]
         self.variables: list[Variable] = []
         self.listed: set[tuple[str, Program]] = set()       # look-ups that the agent has made
-        system = MICRO_PROMPT if self.size == "micro" else FULL_PROMPT.format(turns=self.max_turns)
+        system = MICRO_PROMPT if self._micro else FULL_PROMPT.format(turns=self.max_turns)
         return [{"role": "system", "content": system},
                 {"role": "user", "content": f"{instance.data['question']}\nEntities: [{', '.join(self.entities)}]"}]
 
@@ -114,7 +164,7 @@ class KGEnv(Env):
     def _call(self, call: ToolCall) -> str:
         try:
             return self._cut("Observation: " + getattr(self, f"_tool_{call.name}")(**call.arguments))
-        except ToolError as error:
+        except (ToolError, QueryFailed) as error:
             self.invalid_calls += 1
             return self._cut(f"Error processing tool call: {error}" if self.rules == "agentbench" else f"Error: {error}")
 
@@ -217,7 +267,11 @@ class KGEnv(Env):
             error = f"the final answer #{_short(reference)} names none of {len(self.variables)} variables"
             self._finish(Status.VALIDATION_FAILED, 0.0, info=sizes | {"executable": False, "error": error})
             return
-        predicted = self.store.execute(self.variables[int(reference)].program)
+        try:
+            predicted = self.store.execute(self.variables[int(reference)].program)
+        except QueryFailed as failure:
+            self._finish(Status.VALIDATION_FAILED, 0.0, info=sizes | {"executable": False, "error": str(failure)})
+            return
         exact, f1 = compare_sets(predicted, gold, self.rules)
         self._finish(Status.COMPLETED, exact, f1, info=sizes | {"executable": True, "predicted_size": len(predicted)})
 
@@ -233,7 +287,7 @@ class KGEnv(Env):
 
     def _cut(self, text: str) -> str:
         """The observation, in micro at most MICRO_CUT characters; what is cut is counted."""
-        if self.size != "micro" or len(text) <= MICRO_CUT:
+        if not self._micro or len(text) <= MICRO_CUT:
             return text
         self.cut_chars += len(text) - MICRO_CUT
         return text[:MICRO_CUT]
@@ -247,6 +301,20 @@ class KGEnv(Env):
 
     def mistake(self, rng: random.Random) -> Message:
         return wrong_step(self, rng)
+
+
+def _kind(backend: str | None) -> str | None:
+    """Which of `BACKENDS` a setting is: "embedded", "fb15k237", "disk" or "endpoint"; None for anything else."""
+    if backend in (None, "embedded", "fb15k237"):
+        return backend or "embedded"
+    if backend.startswith("disk:"):
+        return "disk"
+    parts = urllib.parse.urlsplit(backend)
+    return "endpoint" if parts.scheme in SCHEMES and parts.hostname else None
+
+
+def _open_store(backend: str, ontology: Ontology) -> Store:
+    return DiskStore(backend.removeprefix("disk:"), ontology) if _kind(backend) == "disk" else EndpointStore(backend, ontology)
 
 
 def compare_sets(predicted: Iterable[str], gold: Iterable[str], rules: str) -> tuple[float, float]:

@@ -39,7 +39,7 @@ class Graph:
 
 
 def shared_graph(size: str) -> Graph:
-    """The graph of `size` ("micro" or "small"), built on first use, then shared by all threads of the process."""
+    """The graph of `size` ("micro", "small" or "full"), built on first use, then shared by all threads of the process."""
     with _LOCK:
         if size not in _GRAPHS:
             _GRAPHS[size] = build_graph(SCHEMAS[size], seed=size)

@@ -38,4 +38,5 @@ LEXICON = {
     "instrument": "flute harp lute drum horn zither fiddle".split(),
     "ingredient": "barley bean beet cabbage carrot cheese fennel leek lentil mushroom pepper plum rice turnip".split(),
     "meal": "soup stew pie salad curry dumplings".split(),
-    "number": [str(number) for number in range(100, 1000, 10)]}
+    "number": [str(number) for number in range(100, 1000, 10)],
+    "ordinal": ["", *(" " + ordinal for ordinal in "II III IV V VI VII VIII IX X XI XII XIII XIV XV XVI".split())]}

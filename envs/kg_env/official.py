@@ -6,23 +6,35 @@ The Freebase graph behind the records is not part of either: the records compile
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 from envs.base import EnvFault
 from envs.instances import Instance
 from envs.kg_env.graph import Graph, own_type
-from envs.kg_env.program import (And, Best, Class, Join, Program, children, parse_action, parse_s_expression, parts,
-                                 run_actions)
+from envs.kg_env.program import (And, Best, Class, Join, Program, children, mentioned, parse_action, parse_s_expression,
+                                 parts, run_actions)
 from envs.kg_env.schema import Schema
 from envs.kg_env.store import GraphStore, Ontology
 
-FILES = {"train": "train.json", "dev": "dev.json", "test": "std.json"}
+FILES = {"train": ("train.json", "kg_rl_all.json"), "dev": ("dev.json",), "test": ("std.json",)}
 ANY_TYPE = "common.topic"                                   # Freebase's type of everything
 
 
+def data_folder(path: str | None) -> Path:
+    """The folder "kg" of the official files. ValueError where neither `path` nor EPPO_DATA names their parent."""
+    parent = path or os.environ.get("EPPO_DATA")
+    if not parent:
+        raise ValueError("kg: the official files and FB15k-237 lie in a folder kg; pass the folder above it as path= or set EPPO_DATA")
+    return Path(parent) / "kg"
+
+
+@functools.lru_cache(maxsize=2)
 def load_ontology(folder: Path) -> Ontology:
     """Freebase's ontology, cut to the relations and attributes that the public tools list.
 
@@ -40,7 +52,8 @@ def load_ontology(folder: Path) -> Ontology:
 def load_records(folder: Path, split: str) -> list[Instance]:
     """All records of a split as instances, whose kind is the last gold action. ValueError where a program cannot be read."""
     instances = []
-    for position, record in enumerate(json.loads(_read(folder / FILES[split]))):
+    file = next((folder / name for name in FILES[split] if (folder / name).is_file()), folder / FILES[split][0])
+    for position, record in enumerate(json.loads(_read(file))):
         parse_s_expression(record["s_expression"]), run_actions(record["actions"])
         instances.append(Instance(f"kg-official-{split}-{position}", "kg", parse_action(record["actions"][-1])[0], record))
     return instances
@@ -66,6 +79,26 @@ def _type(program: Program, ontology: Ontology) -> str:
     while not isinstance(program, Join):
         program = program.left if isinstance(program, And) else children(program)[0]
     return ontology.ranges[program.relation]
+
+
+def unknown_to(graph: Graph, record: dict[str, Any]) -> list[str]:
+    """Entities and relations of the record's gold actions that the graph lacks; where there are none, it can be executed."""
+    program = run_actions(record["actions"])[-1]
+    named = [name for name in mentioned(program) if name not in graph.edges]
+    for part in parts(program):
+        if isinstance(part, Class):
+            named.append(part.name)
+        elif isinstance(part, Join) and part.relation not in graph.ontology.ranges:
+            named.append(part.relation)
+        elif isinstance(part, Best) and part.attribute not in graph.ontology.attributes:
+            named.append(part.attribute)
+    return named
+
+
+def shared_fb15k237(folder: Path) -> Graph:
+    """FB15k-237 from `folder`, read once, then shared by all threads of the process."""
+    with _LOCK:
+        return _cached_fb15k237(folder.resolve())
 
 
 def load_fb15k237(folder: Path) -> Graph:
@@ -99,6 +132,10 @@ def load_fb15k237(folder: Path) -> Graph:
     graph.store = GraphStore(((head, relation, tail) for head, pairs in graph.edges.items() for relation, tail in pairs),
                              graph.ontology)
     return graph
+
+
+_LOCK = threading.Lock()
+_cached_fb15k237 = functools.lru_cache(maxsize=1)(load_fb15k237)
 
 
 def _dotted(name: str) -> str:

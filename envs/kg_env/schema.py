@@ -146,4 +146,10 @@ SMALL = Schema(
         Attribute("aviation.airport.elevation_meters", "aviation.airport", 0, 3600, "elevation"),
         Attribute("food.dish.preparation_minutes", "food.dish", 5, 240, "preparation time")))
 
-SCHEMAS = {"micro": MICRO, "small": SMALL}
+# The small world eight times over, but for the closed lists (genres, fields, leagues, ...); names repeat with an ordinal.
+_CLOSED = ("film.film_genre", "book.literary_genre", "music.instrument", "education.field_of_study", "sports.league",
+           "aviation.manufacturer")
+FULL = Schema({name: (count, pattern) if name in _CLOSED else (8 * count, pattern + "{ordinal}")
+               for name, (count, pattern) in SMALL.types.items()}, SMALL.links, SMALL.attributes)
+
+SCHEMAS = {"micro": MICRO, "small": SMALL, "full": FULL}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
@@ -16,7 +17,7 @@ MAX_ANSWERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`hops`: length of each branch (two branches are intersected); `last`: the step after, if any.
+    """`hops`: length of each branch (several are intersected); `then`: hops from there; `last`: the step after, if any.
 
     `look`: the hops before which the relations are looked up, "all", "first" or "none"; where it is "none" the question
     says the type of the entity it names, which is then enough to write the relation down.
@@ -26,15 +27,21 @@ class Shape:
     hops: tuple[int, ...]
     last: str | None = None                                 # "count" | "superlative"
     look: str = "all"
+    then: int = 0
 
 
-SHAPES = {
-    "micro": (Shape("join1", (1,), look="first"), Shape("count", (1,), "count", "none"), Shape("join2", (2,), look="first"),
-              Shape("join1", (1,), look="first"), Shape("superlative", (1,), "superlative", "none"),
-              Shape("intersection", (1, 1), look="none")),
-    "small": (Shape("join1", (1,)), Shape("join2", (2,)), Shape("intersection", (1, 1)), Shape("count", (2,), "count"),
-              Shape("superlative", (2,), "superlative"), Shape("join3", (3,)), Shape("intersection", (2, 1)),
-              Shape("count", (1,), "count"), Shape("superlative", (1,), "superlative"), Shape("count", (1, 1), "count"))}
+_MICRO = (Shape("join1", (1,), look="first"), Shape("count", (1,), "count", "none"), Shape("join2", (2,), look="first"),
+          Shape("join1", (1,), look="first"), Shape("superlative", (1,), "superlative", "none"),
+          Shape("intersection", (1, 1), look="none"))
+# Six to nine calls: the shapes of 98 % of the public training records, in about their shares.
+_OFFICIAL = (Shape("intersection", (2, 1)), Shape("superlative", (2,), "superlative"), Shape("intersection", (1, 2)),
+             Shape("count", (1, 1), "count"), Shape("intersection", (2, 1)), Shape("join", (1, 1), then=1),
+             Shape("intersection", (1, 2)), Shape("superlative", (2,), "superlative"), Shape("intersection", (2, 1)),
+             Shape("count", (2, 1), "count"), Shape("intersection", (2, 1)), Shape("superlative", (2, 1), "superlative"),
+             Shape("join", (1, 1), then=1), Shape("count", (3,), "count"), Shape("intersection", (1, 2)),
+             Shape("superlative", (2,), "superlative"), Shape("intersection", (1, 1, 1)), Shape("count", (1, 1), "count"),
+             Shape("intersection", (2, 2)), Shape("superlative", (1, 1), "superlative"), Shape("join", (1, 1), then=2))
+SHAPES = {"micro": _MICRO, "small": _OFFICIAL, "full": _OFFICIAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +59,44 @@ def draw(rng: random.Random, index: int, graph: Graph, shapes: Sequence[Shape]) 
     """
     shape = shapes[index % len(shapes)]
     while True:
-        branches = _draw_branches(rng, graph, shape)
-        result_types = {graph.ontology.ranges[branch.relations[-1]] for branch in branches or ()}
-        if len(result_types) != 1:                          # no branches, or in a real graph two that cannot be intersected
+        drawn = _draw_branches(rng, graph, shape)
+        if drawn is None:
             continue
-        result_type = result_types.pop()
+        branches, tail = drawn
+        met_types = {graph.ontology.ranges[branch.relations[-1]] for branch in branches}
+        if len(met_types) != 1:                             # in a real graph, two that cannot be intersected
+            continue
+        result_type = graph.ontology.ranges[tail[-1]] if tail else met_types.pop()
         attributes = [attribute for attribute in graph.schema.attributes if attribute.type == result_type]
         if shape.last == "superlative" and not attributes:
             continue
         superlative = (rng.choice(attributes), rng.random() < 0.5) if shape.last == "superlative" else None
-        actions = _actions(shape, branches, superlative)
+        actions = _actions(shape, branches, tail, superlative)
         program = run_actions(actions)[-1]
         gold = _gold(graph, program, shape)
         if gold is None:
             continue
         names = graph.names or _micro_names(rng, branches)
-        say = _full_question if graph.names else _micro_question
-        question = say(graph, shape, branches, {branch.entity: names[branch.entity] for branch in branches}, superlative)
+        mentions = {branch.entity: names[branch.entity] for branch in branches}
+        question = (_full_question(graph, shape, branches, tail, mentions, superlative) if graph.names else
+                    _micro_question(graph, shape, branches, mentions, superlative))
         answer_type = "Value" if shape.last == "count" else "Entity"
         return shape.kind, {"question": question, "entities": {names[branch.entity]: branch.entity for branch in branches},
                             "s_expression": s_expression(program), "actions": actions,
                             "answer": [{"answer_type": answer_type, "answer_argument": argument} for argument in gold]}
 
 
-def _draw_branches(rng: random.Random, graph: Graph, shape: Shape) -> list[Branch] | None:
-    """Branches that meet in one random entity, found by walking backwards from it; None where the walk got stuck."""
+def _draw_branches(rng: random.Random, graph: Graph, shape: Shape) -> tuple[list[Branch], tuple[str, ...]] | None:
+    """Branches that meet in one entity, and the hops from there to a random target; found by walking backwards from it.
+
+    None where the walk got stuck.
+    """
     target = rng.choice(graph.entities[rng.choice(list(graph.entities))])
     branches: list[Branch] = []
     used = {target}
-    for hops in shape.hops:
-        at, relations = target, []
+
+    def walk(at: str, hops: int) -> Branch | None:
+        relations = []
         for _ in range(hops):
             ways = [(relation, entity) for relation, entity in graph.edges[at] if entity not in used]
             if not ways:
@@ -89,30 +104,47 @@ def _draw_branches(rng: random.Random, graph: Graph, shape: Shape) -> list[Branc
             relation, at = rng.choice(ways)
             used.add(at)
             relations.append(graph.ontology.inverse[relation])
-        branches.append(Branch(at, tuple(reversed(relations))))
+        return Branch(at, tuple(reversed(relations)))
+
+    meeting = walk(target, shape.then)
+    if meeting is None:
+        return None
+    for hops in shape.hops:
+        branch = walk(meeting.entity, hops)
+        if branch is None:
+            return None
+        branches.append(branch)
     if graph.names and len({graph.names[branch.entity] for branch in branches}) < len(branches):
         return None
     if not graph.names and len({branch.relations[0].rpartition(".")[2] for branch in branches}) > 1:
         return None                                         # in micro one word says the relations of both branches
-    return branches
+    return branches, meeting.relations
 
 
-def _actions(shape: Shape, branches: list[Branch], superlative: tuple[Attribute, bool] | None) -> list[str]:
+def _actions(shape: Shape, branches: list[Branch], tail: tuple[str, ...],
+             superlative: tuple[Attribute, bool] | None) -> list[str]:
     """The calls that lead to the answer, entities as ids, in the text form of the public data."""
     actions: list[str] = []
-    made, ends = -1, []
+    made = -1
+
+    def hop(at: str, relation: str, look: bool) -> str:
+        nonlocal made
+        actions.extend([f"get_relations({at})"] * look + [f"get_neighbors({at},{relation})"])
+        made += 1
+        return f"#{made}"
+
+    ends = []
     for branch in branches:
         at = branch.entity
         for position, relation in enumerate(branch.relations):
-            if shape.look == "all" or (shape.look == "first" and position == 0):
-                actions.append(f"get_relations({at})")
-            actions.append(f"get_neighbors({at},{relation})")
-            made += 1
-            at = f"#{made}"
+            at = hop(at, relation, shape.look == "all" or (shape.look == "first" and position == 0))
         ends.append(at)
-    if len(ends) == 2:
+    while len(ends) > 1:
         actions.append(f"intersection({ends[0]},{ends[1]})")
         made += 1
+        ends[:2] = [f"#{made}"]
+    for relation in tail:
+        hop(f"#{made}", relation, look=True)
     if shape.last == "count":
         actions.append(f"count(#{made})")
     elif superlative is not None:
@@ -128,19 +160,28 @@ def _gold(graph: Graph, program: Program, shape: Shape) -> list[str] | None:
         return None
     if shape.last == "count" and gold <= {"0", "1"}:
         return None
-    if any(graph.store.execute(simpler) == gold for simpler in _simpler(graph, program)):
+    if any(simpler == gold for simpler in _simpler(graph, program)):
         return None
     return sorted(gold)
 
 
-def _simpler(graph: Graph, program: Program) -> Iterator[Program]:
-    """Every part of the program and every single hop from an entity it mentions; for a count, their counts."""
-    found = [part for part in parts(program) if not isinstance(part, Entity | Class | Count)]
-    for entity in map(Entity, mentioned(program)):
-        found += [Join(relation, entity) for relation in graph.store.relations(entity)]
-    for other in map(Count, found) if isinstance(program, Count) else found:
-        if other != program:
-            yield other
+def _simpler(graph: Graph, program: Program) -> Iterator[frozenset[str]]:
+    """What every part of the program and every single hop from an entity it mentions give; for a count, their sizes."""
+    counted = isinstance(program, Count)
+    own = program.source if counted else program
+    found = (graph.store.execute(part) for part in parts(own) if not isinstance(part, Entity | Class) and part != own)
+    for members in itertools.chain(found, *(_hops(graph, entity, own) for entity in mentioned(own))):
+        yield frozenset({str(len(members))}) if counted else members
+
+
+def _hops(graph: Graph, entity: str, own: Program) -> Iterator[frozenset[str]]:
+    """The members of every single hop from an entity, but for the program itself."""
+    hops: dict[str, set[str]] = {}
+    for relation, tail in graph.edges[entity]:
+        hops.setdefault(relation, set()).add(tail)
+    for relation, tails in hops.items():
+        if Join(relation, Entity(entity)) != own:
+            yield frozenset(tails - {entity})
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
@@ -168,11 +209,15 @@ def _micro_question(graph: Graph, shape: Shape, branches: list[Branch], names: d
     return f"{'how many' if shape.last == 'count' else 'find the'} {phrase}"
 
 
-def _full_question(graph: Graph, shape: Shape, branches: list[Branch], names: dict[str, str],
+def _full_question(graph: Graph, shape: Shape, branches: list[Branch], tail: tuple[str, ...], names: dict[str, str],
                    superlative: tuple[Attribute, bool] | None) -> str:
-    phrases = [_noun_phrase(graph, branch, names[branch.entity]) for branch in branches]
+    first, *others = (_noun_phrase(graph, branch, names[branch.entity]) for branch in branches)
+    also = "are also among the " + " and among the ".join(others)
+    if others and not tail and superlative is None:
+        return f"{'How many' if shape.last == 'count' else 'Which'} of the {first} {also}?"
+    phrase = f"{first} that {also}" if others else first
+    for relation in tail:
+        phrase = graph.phrases[relation].format("the " + phrase)
     if superlative is not None:
-        return f"Which of the {phrases[0]} has the {'highest' if superlative[1] else 'lowest'} {superlative[0].noun}?"
-    if len(phrases) == 2:
-        return f"{'How many' if shape.last == 'count' else 'Which'} of the {phrases[0]} are also among the {phrases[1]}?"
-    return f"How many {phrases[0]} are there?" if shape.last == "count" else f"What are the {phrases[0]}?"
+        return f"Which of the {phrase} has the {'highest' if superlative[1] else 'lowest'} {superlative[0].noun}?"
+    return f"How many {phrase} are there?" if shape.last == "count" else f"What are the {phrase}?"
