@@ -10,7 +10,9 @@ from envs.base import EnvFault, check_name
 # name -> what it does; the module is envs.commands.<name>
 COMMANDS = {"bench": "resets and steps per second, memory, and growth over many episodes, as a table",
             "check": "hold environments to their contract; play the oracle on every instance",
-            "fetch": "official files: what is there, what is missing, and download it"}
+            "fetch": "official files: what is there, what is missing, and download it",
+            "serve": "offer the environments to AgentRL's clients and workers (controller API)",
+            "synthesise": "ask a model for new instances and keep those that prove themselves"}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,8 +3,8 @@
     envs.register("os_std", remote_class("os_std", "http://127.0.0.1:5020/api", "os-std"))
     env = envs.make("os_std")                                # trains, evaluates and checks like any other task
 
-The controller may be AgentRL's own with its official workers, or `python -m envs serve`. The world, the limits and the grading are the
-other side's; what fails on its way is an infrastructure fault, never a reward.
+The controller may be AgentRL's own with its official workers, or `python -m envs serve`. The world, the limits and the grading
+are the other side's; what fails on its way is an infrastructure fault, never a reward.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class RemoteEnv(Env):
 
     def _start(self, instance: Instance, rng: random.Random) -> list[Message]:
         self._cancel()
-        response = self._ask("POST", "start_sample", json={"name": self.name, "index": instance.data["index"], "custom_task": None})
+        response = self._ask("POST", "start_sample", json={"name": self.name, "index": instance.data["index"],
+                                                           "custom_task": None})
         body = response.json()
         self._session, self.tools = response.headers["session_id"], body.get("tools") or []
         if not body.get("messages"):

@@ -23,15 +23,16 @@ MAX_SIMILARITY = 0.7
 MAX_ANSWER_CHARS = 200
 EXAMPLES = 4                                                # shown with each request
 FORMS = {
-    "os": '{"question": what the user asks, with one short exact answer; "init": a POSIX shell script, run as root in an empty Linux '
-          'system without network, that prepares every file the question speaks of; "solution": a bash script that prints exactly the '
-          'answer}. The answer must not depend on the time, on random numbers or on files that init does not make.',
-    "db": '{"question": what the user asks, or the change that is asked for; "table": {"name", "columns": [[name, "TEXT"], ...], '
-          '"rows": [[text, ...], ...]} with 8 to 20 rows; "sql": one MySQL statement on that table that gives one column with the '
-          'answer, or makes the change}. The data must determine the answer.',
-    "kg": '{"question": what the user asks; "entities": {name: id} of the entities that the question names; "actions": the calls that '
-          'lead to the answer, in order: get_relations(X), get_neighbors(X,relation), intersection(#i,#j), get_attributes(#i), '
-          'argmax(#i,attribute), argmin(#i,attribute), count(#i)}. X is an id, or #i for the i-th set made so far.'}
+    "os": '{"question": what the user asks, with one short exact answer; "init": a POSIX shell script, run as root in an empty '
+          'Linux system without network, that prepares every file the question speaks of; "solution": a bash script that prints '
+          'exactly the answer}. The answer must not depend on the time, on random numbers or on files that init does not make.',
+    "db": '{"question": what the user asks, or the change that is asked for; "table": {"name", "columns": [[name, "TEXT"], '
+          '...], "rows": [[text, ...], ...]} with 8 to 20 rows; "sql": one MySQL statement on that table that gives one column '
+          'with the answer, or makes the change}. The data must determine the answer.',
+    "kg": '{"question": what the user asks; "entities": {name: id} of the entities that the question names; "actions": the '
+          'calls that lead to the answer, in order: get_relations(X), get_neighbors(X,relation), intersection(#i,#j), '
+          'get_attributes(#i), argmax(#i,attribute), argmin(#i,attribute), count(#i)}. X is an id, or #i for the i-th set made '
+          'so far.'}
 
 
 class Dropped(ValueError):
@@ -42,9 +43,10 @@ class Dropped(ValueError):
 def request_messages(task: str, examples: Sequence[dict[str, Any]], count: int, hints: str = "") -> list[Message]:
     """The chat that asks for `count` new proposals."""
     shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
-    return [{"role": "system", "content": "You write exercises for an agent. Answer with JSON lines only: one object a line, no other text."},
-            {"role": "user", "content": f"Each exercise is an object of this form:\n{FORMS[task]}\n\nExamples:\n{shown}\n{hints}\n"
-                                        f"Write {count} new exercises, each of another kind than the examples and than each other."}]
+    return [{"role": "system", "content": "You write exercises for an agent. Answer with JSON lines only: one object a line."},
+            {"role": "user", "content": f"Each exercise is an object of this form:\n{FORMS[task]}\n\nExamples:\n{shown}\n{hints}"
+                                        f"\nWrite {count} new exercises, each of another kind than the examples and than the "
+                                        "others."}]
 
 
 def read_proposals(text: str) -> Iterator[dict[str, Any] | None]:
@@ -149,7 +151,8 @@ def _kg(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
     if not 0 < len(answer) <= 60 or answer == ["0"]:
         raise Dropped("its answer is empty or too long")
     kind = "Value" if isinstance(program, Count) else "Entity"
-    return {"question": question, "entities": entities, "s_expression": s_expression(program), "actions": [str(action) for action in actions],
+    return {"question": question, "entities": entities, "s_expression": s_expression(program),
+            "actions": [str(action) for action in actions],
             "answer": [{"answer_type": kind, "answer_argument": argument} for argument in answer]}
 
 
@@ -205,9 +208,10 @@ class Synthesis:
 
     def round(self, count: int) -> None:
         """Ask for `count` proposals and judge what comes."""
-        examples = self.rng.sample(self.pool, EXAMPLES - min(2, len(self.kept))) + self.rng.sample(self.kept, min(2, len(self.kept)))
+        own = self.rng.sample(self.kept, min(2, len(self.kept)))
+        examples = [as_example(self.task, item.data) for item in self.rng.sample(self.pool, EXAMPLES - len(own)) + own]
         self.requests += 1
-        text = self.ask(request_messages(self.task, [as_example(self.task, item.data) for item in examples], count, self._hints()))
+        text = self.ask(request_messages(self.task, examples, count, self._hints()))
         for proposal in read_proposals(text):
             try:
                 if proposal is None:

@@ -4,8 +4,8 @@
     GRPOTrainer(model=..., environment_factory=factory, train_dataset=dataset, args=...)
     GRPOTrainer(..., environment_factory={task: environment(task) for task in tasks}, train_dataset=mixed_prompts)
 
-TRL calls every tool of a turn itself, one after the other, so an environment that honours only the first call of a turn runs them
-as turns of their own. A call that does not fit the schema is a normal observation here; TRL's own parser meets it first.
+TRL calls every tool of a turn itself, one after the other, so an environment that honours only the first call of a turn runs
+them as turns of their own. A call that does not fit the schema is a normal observation here; TRL's own parser meets it first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ENDED = "The episode has ended."
 
 
 def environment(task: str, **settings: Any) -> type:
-    """A class for `environment_factory`: its public methods are the tools of `task`; `reset(index=, seed=)` opens an instance and
-    returns the user's message; `get_reward()` is the reward in [0, 1] of the episode as it stands.
+    """A class for `environment_factory`: its public methods are the tools of `task`; `reset(index=, seed=)` opens an instance
+    and returns the user's message; `get_reward()` is the reward in [0, 1] of the episode as it stands.
 
     Args:
         settings: those of `envs.make`.
@@ -94,8 +94,8 @@ def _method(function: dict[str, Any]) -> Any:
 
 
 def prompts(task: str, count: int | None = None, **settings: Any) -> list[dict[str, Any]]:
-    """Rows for a TRL dataset (`datasets.Dataset.from_list`): prompt (the system message, and a user message that `reset` fills),
-    index, seed, environment (the task, which chooses among several)."""
+    """Rows for a TRL dataset (`datasets.Dataset.from_list`): prompt (the system message, and a user message that `reset`
+    fills), index, seed, environment (the task, which chooses among several)."""
     with envs.make(task, **settings) as env:
         system = env.reset(0)[0]
         number = len(env.instances) if count is None else min(count, len(env.instances))

@@ -30,7 +30,8 @@ from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs
 
 CACHE = ROOT / "results" / "cache" / "warm_start"
 CHECK_EPISODES = 32                                         # per task and check
-CHECK_LOSS = 0.22                                           # nats per token: above it nothing can succeed yet
+CHECKS, FIRST_CHECK = 12, 8                                 # checks of the loss; from which on success is sampled too
+ENOUGH = 0.45                                               # mean success over tasks at which imitation stops early
 Report = Callable[[str], None]
 
 
@@ -155,17 +156,18 @@ def _train(config: RunConfig, model: nn.Module, chat: ChatFormat, encoded: dict[
     updates = max(1, int(settings.max_tokens_seen / (mean_tokens * settings.batch_episodes)))
     batches = imitation_batches(encoded, share, settings.batch_episodes, settings.seed)
     pool = EnvPool(lambda task: make_env(config, task, "dev"))
-    check_every, success = max(1, updates // 15), {}
+    check_every, success = max(1, updates // CHECKS), {}
     started = time.perf_counter()
     try:
         for update, loss, tokens in imitate(model, batches, updates=updates, lr=settings.lr):
             if update % check_every and update != updates:
                 continue
-            success = sampled_success(config, model, chat, pool) if loss < CHECK_LOSS or update == updates else {}
+            success = sampled_success(config, model, chat, pool) if update >= FIRST_CHECK * check_every else {}
             report(f"warm start: update {update}/{updates}, {tokens / 1e6:.2f} M tokens, {time.perf_counter() - started:.0f} s, "
                    f"loss {loss:.3f} nats" + "".join(f", {task} {value:.2f}" for task, value in success.items()))
             yield {"update": update, "tokens": tokens, "loss": loss, "success": success}
-            if success and settings.target_low <= min(success.values()) and max(success.values()) <= settings.target_high:
+            inside = success and settings.target_low <= min(success.values()) and max(success.values()) <= settings.target_high
+            if inside and sum(success.values()) / len(success) >= ENOUGH:
                 return
     finally:
         pool.close()

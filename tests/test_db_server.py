@@ -1,4 +1,4 @@
-"""The database task on a real server: Debian's MariaDB on loopback with a data directory of its own, against the default back end."""
+"""The database task on a real server: MariaDB on loopback, with a data directory of its own, against the default back end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOP = [{"name": "shop", "columns": [["name", "TEXT"], ["price", "INT"]], "rows"
 
 # ---- without a server ---------------------------------------------------------------------------------------------------
 def test_urls():
-    assert parse_url("mysql://ann:a%40b@db.example:3307") == {"host": "db.example", "port": 3307, "user": "ann", "password": "a@b"}
+    assert parse_url("mysql://ann:a%40b@db.x:3307") == {"host": "db.x", "port": 3307, "user": "ann", "password": "a@b"}
     assert parse_url("mariadb://127.0.0.1") == {"host": "127.0.0.1", "port": 3306, "user": "root", "password": ""}
     for url in ("mysq", "postgres://127.0.0.1", "mysql://"):
         with pytest.raises(ValueError, match="known: sqlite .* mysql://USER:PASSWORD@HOST:PORT"):
@@ -120,7 +120,8 @@ SELECT CAST('12.567' AS DECIMAL(10,2)), CAST('7' AS UNSIGNED), TRUNCATE(1.999, 2
 SELECT SUBSTRING_INDEX('a.b.c', '.', 2), SUBSTRING_INDEX('a.b.c', '.', -1), LPAD('7', 3, '0'), REVERSE('abc'), SPACE(2)
 SELECT MD5('a'), SHA1('a'), SHA2('a', 256), CRC32('a'), CONCAT_WS('-', 'a', NULL, 'b')
 SELECT FIELD('b', 'a', 'b'), FIND_IN_SET('b', 'a,b')
-SELECT YEAR(d), MONTH(d), DAY(d), QUARTER(d), DAYNAME(d), MONTHNAME(d), WEEKDAY(d), DAYOFWEEK(d), DAYOFYEAR(d), WEEK(d) FROM days
+SELECT YEAR(d), MONTH(d), DAY(d), QUARTER(d), DAYNAME(d), MONTHNAME(d) FROM days
+SELECT WEEKDAY(d), DAYOFWEEK(d), DAYOFYEAR(d), WEEK(d) FROM days
 SELECT DATE_ADD(d, INTERVAL 1 MONTH), DATE_SUB(d, INTERVAL 1 DAY), d + INTERVAL 1 YEAR, LAST_DAY(d), TO_DAYS(d) FROM days
 SELECT DATEDIFF(d, '2020-01-01'), TIMESTAMPDIFF(YEAR, d, '2024-01-01'), TIMESTAMPDIFF(MONTH, d, '2024-01-01') FROM days
 SELECT STR_TO_DATE(w, '%M %d, %Y') FROM days

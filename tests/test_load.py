@@ -1,4 +1,5 @@
-"""Many mixed episodes at once, with injected crashes, hangs and garbage: each is accounted for once, none is scored by accident."""
+"""Many mixed episodes at once, with injected crashes, hangs and garbage: each is accounted for once, none is scored by
+accident."""
 
 import math
 import os
@@ -19,7 +20,8 @@ from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs
 from tests.models import tiny_tokenizer
 
 HERE = [task for task in envs.TASKS if envs.available(task)[0]]
-FATES = ("oracle", "oracle", "oracle", "oracle", "crash in reset", "crash in step", "fault in step", "broken generator", "garbage", "talk",
+FATES = ("oracle", "oracle", "oracle", "oracle", "crash in reset", "crash in step", "fault in step", "broken generator",
+         "garbage", "talk",
          "slow step", "dead sandbox", "endless command")
 # what each fate must come to: status, and whether the episode may have a reward
 ENDINGS = {"oracle": {"completed"}, "slow step": {"completed"}, "crash in reset": {"environment error"},
@@ -27,7 +29,8 @@ ENDINGS = {"oracle": {"completed"}, "slow step": {"completed"}, "crash in reset"
            "talk": {"task limit reached"}, "dead sandbox": {"environment error", "completed"},
            "garbage": {"task limit reached", "completed", "agent validation failed", "agent context limit"},
            "endless command": {"completed"}}
-GARBAGE = ("<tool_call>", '<tool_call>{"name": 3}</tool_call>', "\ufffd\x00" * 40, '<tool_call>{"name": "x", "arguments": []}</tool_call>',
+GARBAGE = ("<tool_call>", '<tool_call>{"name": 3}</tool_call>', "\ufffd\x00" * 40,
+           '<tool_call>{"name": "x", "arguments": []}</tool_call>',
            "<think>" * 30, "{" * 300, '<tool_call>{"name": "answer_action", "arguments": {"answer": ""}}</tool_call>')
 
 
@@ -145,7 +148,8 @@ def run(count, rounds, workers):
             assert len(trajectories) == len(jobs)
             for job, found in zip(jobs, trajectories, strict=True):
                 assert (found.task, found.group_id, found.seed) == (job.task, job.group_id, job.seed)
-                facts.append((job.task, fate_of(job.seed), found.status, found.reward, found.success, found.info.get("error", "")))
+                facts.append((job.task, fate_of(job.seed), found.status, found.reward, found.success, found.info.get("error",
+                                                                                                                     "")))
             assert not script.turns                          # every session was ended
             usages.append(usage())
     finally:

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,8 @@ SKIPPED = {"os-official-dev-3": "example/0.sh", "os-official-dev-5": "example/0.
 
 
 def record(description="How many?", init=None, evaluation=None, **more):
-    return {"description": description, "create": {"init": init} if init else {}, "evaluation": evaluation or {"match": "1"}, **more}
+    return {"description": description, "create": {"init": init} if init else {}, "evaluation": evaluation or {"match": "1"},
+            **more}
 
 
 @pytest.fixture
@@ -84,7 +86,8 @@ def test_records_that_cannot_be_used_are_listed_with_the_reason(make, bad, reaso
 
 
 def test_a_copy_of_the_public_folder_is_read_in_numeric_order(make):
-    files = {f"data/{folder}/{number}.json": json.dumps(record(f"q{folder}-{number}")) for folder in (1, 2) for number in (2, 10)}
+    files = {f"data/{folder}/{number}.json": json.dumps(record(f"q{folder}-{number}")) for folder in (1, 2) for number in (2,
+                                                                                                                           10)}
     files |= {"data/7/0.json": json.dumps([record("by script", evaluation={"check": {"file": "check/0.sh"}})]),
               "scripts/7/check/0.sh": "[ \"$1\" = yes ]"}
     env = make(files=files, split="test")
@@ -96,11 +99,12 @@ def test_a_copy_of_the_public_folder_is_read_in_numeric_order(make):
 
 
 def test_set_up_scripts_of_every_form_run_in_order(make):
-    env = make(record(init=["echo 1 > a", {"code": "print(2, file=open('b', 'w'))", "language": "python"}, {"code": "cat a b > c"}],
+    env = make(record(init=["echo 1 > a", {"code": "print(2, file=open('b', 'w'))", "language": "python"},
+                            {"code": "cat a b > c"}],
                       start="sleep 77 & cd /opt", evaluation={"match": {"regex": "^[0-9]+$", "strip": True}}))
     env.reset(0)
-    assert env.step(bash("tr '\\n' ' ' < /root/c; pwd; grep -l sleep /proc/[0-9]*/comm | wc -l")).messages[0]["content"].endswith(
-        "1 2 /opt\n2")                                       # its own and the sandbox's first process
+    seen = env.step(bash("tr '\\n' ' ' < /root/c; pwd; grep -l sleep /proc/[0-9]*/comm | wc -l")).messages[0]["content"]
+    assert seen.endswith("1 2 /opt\n2")                                       # its own and the sandbox's first process
     assert env.step(answer(" 12\n")).reward == 1.0
     with pytest.raises(EnvFault, match="ended with exit 3: oh"):
         last(make(record(init="echo oh; exit 3")))
@@ -132,7 +136,7 @@ def test_state_checks_run_over_what_was_left_and_cannot_be_prepared(make):
     for rules in ("strict", "agentbench"):
         assert last(make(state, rules=rules), bash("echo yes > /root/done"), finish).reward == 1.0
         assert last(make(state, rules=rules), bash("true"), finish).reward == 0.0
-        hijack = "mkdir -p /usr/local/bin; printf '#!/bin/sh\\necho yes\\n' > /usr/local/bin/cat; chmod +x /usr/local/bin/cat; " \
+        hijack = "mkdir -p /usr/local/bin; printf '#!/bin/sh\\necho yes\\n' > /usr/local/bin/cat; chmod +x /usr/local/bin/*; " \
                  "echo 'cat() { echo yes; }' >> /root/.bashrc; export BASH_ENV=/root/.bashrc"
         assert last(make(state, rules=rules), bash(hijack), finish).reward == 0.0
     race = "nohup bash -c 'while :; do echo no > done; echo yes > done; done' >/dev/null 2>&1 & sleep 0.1; echo no > done"
@@ -140,17 +144,22 @@ def test_state_checks_run_over_what_was_left_and_cannot_be_prepared(make):
     assert result.status == Status.COMPLETED and result.info["sandbox"] == "bubblewrap"
 
 
-def test_full_disks_and_sparse_files_are_copied_and_what_takes_too_long_is_the_agents_loss(make, monkeypatch):
-    env, finish = make(record(evaluation={"check": [{"code": "test -s /root/s1"}]})), assistant_call("finish_action", thought="x")
-    assert last(env, bash("for i in $(seq 40); do head -c 60M /dev/zero > s$i || break; done"), finish).reward == 1.0
+def test_full_disks_and_sparse_files_are_copied_and_what_cannot_be_is_the_agents_loss(make):
+    env, finish = make(record(evaluation={"check": [{"code": "test -s /root/s1"}]})), assistant_call("finish_action",
+                                                                                                     thought="x")
+    fill = bash("for i in $(seq 40); do head -c 60M /dev/zero > s$i || break; done")
+    assert last(env, fill, finish).reward == 1.0
     assert last(env, bash("for i in $(seq 200); do truncate -s 60M /root/s$i; done"), finish).reward == 1.0
-    monkeypatch.setattr(sandbox, "COPY_S", 0.0)
-    result = last(env, bash("touch s1"), finish)
+    env.reset(0)
+    env.step(fill)
+    env._sandbox.limits = replace(env._sandbox.limits, disk_bytes=1 << 20)    # too little room for the copy
+    result = env.step(finish)
     assert (result.reward, result.status) == (0.0, Status.COMPLETED) and "cannot be copied" in result.info["error"]
 
 
 def test_the_world_is_that_of_a_root_user(make):
-    env = make(record(init="echo secret > locked; chmod 000 locked; echo x > /usr/new.log; mkdir /top; useradd -m -s /bin/bash mia"))
+    env = make(record(init="echo secret > locked; chmod 000 locked; echo x > /usr/new.log; mkdir /top; useradd -m -s /bin/bash "
+                           "mia"))
     env.reset(0)
     script = "cat locked; id -un; cat /usr/new.log; ls -d /top; getent passwd mia | cut -d: -f7; grep -c . /etc/group; ls -A ~"
     assert env.step(bash(script)).messages[0]["content"].split("\n\n")[1].split() == [

@@ -17,15 +17,15 @@ httpx = pytest.importorskip("httpx")
 starlette = pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 
-import envs
-from envs.base import EnvFault, Status, assistant_call
-from envs.commands import serve
-from envs.remote_env import remote_class
-from envs.serving.app import make_app
-from envs.serving.controller import Controller, ProtocolError, Timers
-from envs.serving.workers import LocalWorker
-from envs.tool_calls import render_turn
-from tests.toy_env import LookupEnv
+import envs  # noqa: E402
+from envs.base import EnvFault, Status, assistant_call  # noqa: E402
+from envs.commands import serve  # noqa: E402
+from envs.remote_env import remote_class  # noqa: E402
+from envs.serving.app import make_app  # noqa: E402
+from envs.serving.controller import Controller, ProtocolError, Timers  # noqa: E402
+from envs.serving.workers import LocalWorker  # noqa: E402
+from envs.tool_calls import render_turn  # noqa: E402
+from tests.toy_env import LookupEnv  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE = {"split": "test", "size": "micro"}
@@ -67,12 +67,6 @@ def controller(capacity=2, clock=None, **timers):
     return Controller([LocalWorker("unruly-std", lambda: Unruly(**SIZE), capacity)], Timers(**timers), clock=clock or time.time)
 
 
-def refused(status, part, call):
-    with pytest.raises(ProtocolError, match=part) as caught:
-        asyncio.get_event_loop()
-    assert caught.value.status == status
-
-
 async def refusal(call, status, part):
     with pytest.raises(ProtocolError, match=part) as caught:
         await call
@@ -92,7 +86,8 @@ def test_a_sample_is_played_to_its_end_and_then_refuses():
         assert server.list_sessions()[str(session)]["index"] == 3
         end = assistant_call("answer", value=data["number"])
         answer = await server.interact(session, [end])
-        assert (answer["finish"], answer["reward"], answer["status"], answer["metrics"]) == (True, 1.0, "completed", {"score": 1.0})
+        assert (answer["finish"], answer["reward"], answer["status"], answer["metrics"]) == (True, 1.0, "completed",
+                                                                                             {"score": 1.0})
         await refusal(server.interact(session, [end]), 400, "has ended")
         assert server.list_sessions() == {} and server.workers["unruly-std@here"].current == 0
         await server.close()
@@ -259,7 +254,8 @@ def test_the_routes(live):
         assert client.post("/start_sample", content=b"{not json").status_code == 400
         assert client.post("/start_sample", content=b"[1]").status_code == 400
         assert client.post("/start_sample", content=b" " * (17 << 20)).status_code == 413
-        assert client.post("/start_sample", json={"name": "unruly-std", "index": 2}, headers={"host": "evil.example"}).status_code == 400
+        assert client.post("/start_sample", json={"name": "unruly-std", "index": 2},
+                           headers={"host": "evil.example"}).status_code == 400
         assert client.get("/start_sample").status_code == 405 and client.get("/nothing").status_code == 404
 
 
@@ -281,10 +277,12 @@ def test_listening_elsewhere_needs_a_token(monkeypatch, tmp_path):
     monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
     with pytest.raises(ValueError, match="--host 0.0.0.0 can be reached from elsewhere and needs a token"):
         serve.main(["--host", "0.0.0.0", "--tasks", "os"])
-    assert [serve.is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")] == [True] * 3 + [False] * 2
+    assert [serve.is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0",
+                                                 "example.org")] == [True] * 3 + [False] * 2
     (tmp_path / "token").write_text("abc\n")
     assert serve.read_token(str(tmp_path / "token")) == "abc"
-    assert [serve.served_name(task, "test") for task in envs.TASKS] == ["alfworld-std", "dbbench-std", "kg-std", "os-std", "webshop-std"]
+    assert [serve.served_name(task, "test") for task in envs.TASKS] == ["alfworld-std", "dbbench-std", "kg-std", "os-std",
+                                                                        "webshop-std"]
 
 
 # ---- the adapter ----------------------------------------------------------------------------------------------------------
@@ -454,7 +452,8 @@ def test_agentrl_eval_earns_here_what_is_earned_in_process(tmp_path):
         names = [serve.served_name(task, "test") for task in tasks]
         done = command("-m", "agentrl.eval", "-c", f"http://127.0.0.1:{port}/api/", "-u", f"http://127.0.0.1:{agent_port}/v1",
                        "--chat-completions", "--api-key", "none", "--indices-range", f"0-{PLAYED - 1}", "-o", tmp_path / "out",
-                       "-j", 4, "--no-interactive", *names, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
+                       "-j", 4, "--no-interactive", *names, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                       cwd=tmp_path)
         log, _ = done.communicate(timeout=240)
         assert done.returncode == 0, log
         found = {}

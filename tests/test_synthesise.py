@@ -26,7 +26,8 @@ def shell(question, init, solution):
 
 
 @pytest.mark.parametrize("left, right, value", [
-    ("a b c", "a b c", 1.0), ("a b c d", "a c", 2 / 3), ("A, b!", "a B", 1.0), ("a b", "c d", 0.0), ("", "", 0.0), ("a", "", 0.0),
+    ("a b c", "a b c", 1.0), ("a b c d", "a c", 2 / 3), ("A, b!", "a B", 1.0), ("a b", "c d", 0.0), ("", "", 0.0), ("a", "",
+                                                                                                                    0.0),
     ("a b c", "c b a", 1 / 3)])
 def test_rouge_l(left, right, value):
     assert rouge_l(left, right) == pytest.approx(value)
@@ -59,12 +60,15 @@ def test_databases_keep_what_proves_itself():
         db(test_question, "SELECT berth FROM ships"), db("Which boat sank?", "SELECT nothing FROM ships"),
         db("Who owns them?", "SELECT ship, berth FROM ships"), db("Any at one?", "SELECT ship FROM ships WHERE berth = '1'"),
         db("Rename nothing at all today.", "UPDATE ships SET berth = '4' WHERE ship = 'Heron'"),
-        db("Bad rows everywhere?", "SELECT 1", TABLE | {"rows": [["x"]]}), db("", "SELECT 1"), {"question": "Only this?"}, "prose"]])
+        db("Bad rows everywhere?", "SELECT 1", TABLE | {"rows": [["x"]]}), db("", "SELECT 1"), {"question": "Only this?"},
+                           "prose"]])
     assert [item.data["question"].split()[0] for item in found.kept] == ["Where", "Move", "Name"]
-    assert found.kept[0].data["label"] == ["4"] and found.kept[1].data["changes"] and found.kept[2].data["label"] == ["Osprey", "Gannet"]
+    assert found.kept[0].data["label"] == ["4"] and found.kept[1].data["changes"] and found.kept[2].data["label"] == ["Osprey",
+                                                                                                                      "Gannet"]
     assert dict(found.dropped) == {
         "it is too much like one that is known": 1, "it overlaps a test item": 1, "its reference solution does not run": 1,
-        "its answer is empty or too long": 2, "doing nothing passes its checker": 1, "its world cannot be built": 1, "no question": 1,
+        "its answer is empty or too long": 2, "doing nothing passes its checker": 1, "its world cannot be built": 1,
+                                   "no question": 1,
         "no sql": 1, "not a JSON object": 1}
     assert sum(found.dropped.values()) + len(found.kept) == 13
     assert [item.id for item in found.kept] == [f"db-synthetic-train-{number}" for number in range(3)]
@@ -75,13 +79,16 @@ def test_shells_keep_what_proves_itself():
     found = judged("os", [[
         shell("How tall is the third mast in /root/masts?", "printf '3\\n5\\n8\\n' > /root/masts", "sed -n 3p /root/masts"),
         shell("Which colour does the keel have?", "echo green > /opt/keel", "cat /opt/keel"),
-        shell("What did the dice show?", "true", "echo $RANDOM$RANDOM"), shell("Is there a crow's nest aboard?", "exit 3", "echo 1"),
+        shell("What did the dice show?", "true", "echo $RANDOM$RANDOM"), shell("Is there a crow's nest aboard?", "exit 3",
+                                                                               "echo 1"),
         shell("How deep is the hold of this brig?", "true", "cat /nowhere"), shell("Say nothing whatsoever.", "true", "true"),
         shell("Print the whole manual of seamanship.", "true", "seq 1000"), shell("Wait for the tide.", "true", "sleep 60"),
         {"question": "No scripts?", "init": 3}]])
-    assert [item.data["answer"] for item in found.kept] == [{"kind": "integer", "value": "8"}, {"kind": "string", "value": "green"}]
+    assert [item.data["answer"] for item in found.kept] == [{"kind": "integer", "value": "8"}, {"kind": "string",
+                                                                                                "value": "green"}]
     assert dict(found.dropped) == {
-        "its reference solution gives different answers": 1, "its world cannot be built": 1, "its reference solution does not run": 2,
+        "its reference solution gives different answers": 1, "its world cannot be built": 1,
+                                   "its reference solution does not run": 2,
         "its answer is empty or too long": 2, "no init": 1}
 
 
@@ -89,7 +96,8 @@ def test_graphs_keep_what_proves_itself():
     item = envs.make("kg", size="small", split="train").instances[0].data
     (name, entity), relation = next(iter(item["entities"].items())), item["actions"][-1].split(",")[1].rstrip(")")
     actions = [f"get_relations({entity})", f"get_neighbors({entity},{relation})"]
-    right = {"question": "Tell me everything that follows, please and thank you.", "entities": {name: entity}, "actions": actions}
+    right = {"question": "Tell me everything that follows, please and thank you.", "entities": {name: entity},
+             "actions": actions}
     found = judged("kg", [[
         right, right | {"question": "Another one?", "entities": {"Nowhere Land": entity}},
         right | {"question": "Broken calls?", "actions": ["get_neighbors(x"]}, right | {"question": "None?", "actions": []},
@@ -150,7 +158,8 @@ def test_the_command_writes_instances_that_load_and_a_report(endpoint, tmp_path,
     assert [item.data["label"] for item in kept] == [["4"], ["7"]]
     report = json.loads((tmp_path / "new.json").read_text())
     assert report == {"task": "db", "requests": 2, "kept": 2, "dropped": {"it overlaps a test item": 1, "not a JSON object": 1}}
-    assert Scripted.asked[0]["model"] == "scripted-1" and "Where does the Heron lie?" in Scripted.asked[1]["messages"][1]["content"]
+    assert Scripted.asked[0]["model"] == "scripted-1"
+    assert "Where does the Heron lie?" in Scripted.asked[1]["messages"][1]["content"]
     with pytest.raises(ValueError, match="exists; name a new folder"):
         synthesise.main(arguments)
 

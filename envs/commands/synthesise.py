@@ -2,7 +2,8 @@
 
     python -m envs synthesise --task os --endpoint http://127.0.0.1:8000/v1 --count 200 --out data/os_synthetic
 
-Writes a `datasets` folder (`envs.instances.load_instances` reads it) and beside it OUT.json: what was kept, what was dropped and why.
+Writes a `datasets` folder (`envs.instances.load_instances` reads it) and beside it OUT.json: what was kept, what was dropped
+and why.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, help="of the choice of examples")
     parser.add_argument("--out", required=True, type=Path, help="folder to write; must not exist")
-    parser.add_argument("--avoid", type=Path, help="JSON file with a list of questions of a test set, or of records that have one")
+    parser.add_argument("--avoid", type=Path, help="JSON file with a list of questions of a test set, or of records that have "
+                                                   "one")
     options = parser.parse_args(arguments)
     if options.out.exists():
         raise ValueError(f"--out {options.out} exists; name a new folder")
@@ -76,7 +78,8 @@ def main(arguments: list[str]) -> int:
             before = len(synthesis.kept)
             synthesis.round(min(options.per_request, options.count - before))
             idle = 0 if len(synthesis.kept) > before else idle + 1
-            print(f"{synthesis.requests} requests: {len(synthesis.kept)} kept, {sum(synthesis.dropped.values())} dropped", flush=True)
+            print(f"{synthesis.requests} requests: {len(synthesis.kept)} kept, {sum(synthesis.dropped.values())} dropped",
+                  flush=True)
     finally:
         synthesis.close()
         report = {"task": options.task, "requests": synthesis.requests, "kept": len(synthesis.kept),

@@ -3,8 +3,8 @@
 Tools: `execute_sql(query)` and `commit_final_answer(answers)`; all calls of a turn run in order. Rows come back as the Python
 text of a list of tuples, errors in MySQL's words. Source of rules and limits: THUDM/AgentBench, src/server/tasks/dbbench.
 
-Back ends: SQLite in a worker process (the default; MySQL's statements are translated, `dialect.py`), or a MySQL or MariaDB server
-by URL (`server.py`). Official files: those of DBBench, or of Spider and BIRD (`files.py`).
+Back ends: SQLite in a worker process (the default; MySQL's statements are translated, `dialect.py`), or a MySQL or MariaDB
+server by URL (`server.py`). Official files: those of DBBench, or of Spider and BIRD (`files.py`).
 
 A statement that does not end is a time-out error for the agent; its effects are undone, and the episode goes on. If the
 database cannot be built again after that, the episode ends with status "task error": the agent's SQL did it.
@@ -61,7 +61,7 @@ class DBEnv(Env):
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
-        """Whether `backend` (None, "sqlite" or a server's URL) can be used here, and why not. ValueError: it is none of these."""
+        """Whether `backend` (None, "sqlite" or a server's URL) can be used here, and why not. ValueError: it is neither."""
         reason = "" if backend in (None, "sqlite") else server.unavailable(backend)
         return not reason, reason
 

@@ -1,7 +1,7 @@
 """MySQL's functions of dates and times, over texts; imports only the standard library, for the database workers.
 
-A date is a text such as 2021-03-04 or 2021-3-4 10:00:00; what is no date gives NULL. Formats are in Python's letters, into which
-sqlglot turns MySQL's.
+A date is a text such as 2021-03-04 or 2021-3-4 10:00:00; what is no date gives NULL. Formats are in Python's letters, into
+which sqlglot turns MySQL's.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The agent is told that it talks to MySQL. Rewritten, because SQLite would silently answer otherwise: a text column against a
 number compares numbers; identifiers in back-ticks never fall back to strings; the clock stands still; UPDATE and DELETE with
-LIMIT or a join; HAVING without GROUP BY; GROUP_CONCAT with ORDER BY; ALTER TABLE with MODIFY and CHANGE; SHOW, DESCRIBE, EXPLAIN
-and information_schema from the catalogue (`rewrite.py` has the trees). What sqlglot cannot read goes to SQLite as it is. The
-functions that SQLite lacks are in `functions.py`.
+LIMIT or a join; HAVING without GROUP BY; GROUP_CONCAT with ORDER BY; ALTER TABLE with MODIFY and CHANGE; SHOW, DESCRIBE,
+EXPLAIN and information_schema from the catalogue (`rewrite.py` has the trees). What sqlglot cannot read goes to SQLite as it
+is. The functions that SQLite lacks are in `functions.py` and `dates.py`.
 """
 
 from __future__ import annotations

@@ -77,12 +77,13 @@ def convert(record: dict[str, Any], database: FileDatabase) -> dict[str, Any]:
         raise ValueError("no question, or no SQL")
     rows = _run(database, sql)
     if not 1 <= len(rows) <= MAX_ROWS:
-        raise ValueError(f"the answer has {len(rows)} rows" if len(rows) <= MAX_ROWS else f"the answer has over {MAX_ROWS} rows")
+        raise ValueError(f"the answer has {f'over {MAX_ROWS}' if rows else 'no'} rows")
     tables = [{"name": name, "columns": [[column, kind] for column, kind in _run(
         database, f"SELECT name, type FROM pragma_table_info({_string(name)})")], "rows": []}
         for name, in _run(database, "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")]
-    return {"question": question, "tables": tables, "sql": [sql], "ordered": _ordered(sql, database, len(rows)), "changes": False,
-            "label": [row[0] if len(row) == 1 else list(row) for row in rows], "evidence": str(record.get("evidence") or "")}
+    return {"question": question, "tables": tables, "sql": [sql], "ordered": _ordered(sql, database, len(rows)),
+            "changes": False, "label": [row[0] if len(row) == 1 else list(row) for row in rows],
+            "evidence": str(record.get("evidence") or "")}
 
 
 def _ordered(sql: str, database: FileDatabase, count: int) -> bool:

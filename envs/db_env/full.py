@@ -1,4 +1,4 @@
-"""Full problems: tables of 40 to 105 rows, often beside a second one, and questions that take a sub-query or a group.
+"""Full problems: tables of 40 to 78 rows, often beside a second one, and questions that take a sub-query or a group.
 
 The classes and their shares are those of the small problems, and half of the questions are of the small forms.
 """
@@ -20,7 +20,7 @@ def problem(rng: random.Random, index: int) -> Problem:
 class FullScene(Scene):
     """A scene with longer tables, perhaps a second one that nobody asks about, and harder questions."""
 
-    rows = (40, 105)
+    rows = (40, 78)
 
     def __init__(self, rng: random.Random, kind: str) -> None:
         super().__init__(rng, kind)
@@ -67,8 +67,8 @@ class FullScene(Scene):
         words, condition = self.group()
         word, sign = self.rng.choice((("greater", ">"), ("smaller", "<")))
         return self.problem(f"Which {self.nouns} whose {words} have a {word} {column} than {row[key]}? Give each {key}.",
-                            f"SELECT {tick(key)} FROM {self.name} WHERE {condition} AND {expression} {sign} (SELECT {expression} "
-                            f"FROM {self.name} WHERE {tick(key)} = {literal(row[key])})")
+                            f"SELECT {tick(key)} FROM {self.name} WHERE {condition} AND {expression} {sign} "
+                            f"(SELECT {expression} FROM {self.name} WHERE {tick(key)} = {literal(row[key])})")
 
     def ranking(self) -> Problem:
         if not self.hard:
@@ -80,8 +80,8 @@ class FullScene(Scene):
                                 f"SELECT {tick(group)} FROM {self.name} GROUP BY {tick(group)} "
                                 f"ORDER BY SUM({expression}) {order} LIMIT 1")
         words, condition = self.year()
-        return self.problem(f"Counting only {self.nouns} whose {words}, which one comes second when they are sorted by {column}, "
-                            f"{word} first?", f"SELECT {tick(self.domain.key)} FROM {self.name} WHERE {condition} "
+        return self.problem(f"Counting only {self.nouns} whose {words}, which one comes second when they are sorted by "
+                            f"{column}, {word} first?", f"SELECT {tick(self.domain.key)} FROM {self.name} WHERE {condition} "
                             f"ORDER BY {expression} {order} LIMIT 1 OFFSET 1")
 
     def aggregation(self, function: str) -> Problem:
@@ -98,15 +98,13 @@ class FullScene(Scene):
         if not self.hard:
             return super().insert()
         taken = {row[0] for row in self.table["rows"]}
-        names = self.rng.sample([name for name in draw_names(self.rng, self.domain.names, 96) if name not in taken], 2) \
-            if len(taken) < 90 else []
-        if not names:
-            return super().insert()
-        rows = draw_rows(self.rng, self.domain, names)
+        free = [name for name in draw_names(self.rng, self.domain.names, 96) if name not in taken]
+        rows = draw_rows(self.rng, self.domain, free[:2])
         listed = "; ".join(", ".join(f"{column} {value!r}" for column, value in zip(self.domain.columns, row)) for row in rows)
         values = ", ".join(f"({', '.join(map(literal, row))})" for row in rows)
         return self.problem(f"Add two new {self.nouns} to the table {self.table['name']}: {listed}.",
-                            f"INSERT INTO {self.name} ({', '.join(map(tick, self.domain.columns))}) VALUES {values}", changes=True)
+                            f"INSERT INTO {self.name} ({', '.join(map(tick, self.domain.columns))}) VALUES {values}",
+                            changes=True)
 
     def update(self) -> Problem:
         if not self.hard:

@@ -121,7 +121,7 @@ def _function(node: exp.Expression) -> exp.Expression:
             return exp.Count(this=exp.Distinct(expressions=[_call("PAIR", *several)]))
         case exp.GroupConcat():
             return _group_concat(node)
-        case exp.Like(expression=exp.Literal(this=str(pattern))) if "\\" in pattern and not isinstance(node.parent, exp.Escape):
+        case exp.Like(expression=exp.Literal(this=str(form)), parent=up) if "\\" in form and not isinstance(up, exp.Escape):
             return exp.Escape(this=node.copy(), expression=exp.Literal.string("\\"))
         case exp.SessionParameter() if node.name.lower() in _VARIABLES:
             return exp.Literal.string(_VARIABLES[node.name.lower()])
@@ -141,8 +141,8 @@ def _anonymous(node: exp.Anonymous) -> exp.Expression:
     if name == "UNIX_TIMESTAMP" and not arguments:
         return _call(name, exp.Literal.string(NOW))
     if name in ("ADDDATE", "SUBDATE") and len(arguments) == 2:
-        interval = arguments[1] if isinstance(arguments[1], exp.Interval) else exp.Interval(this=arguments[1], unit=exp.var("DAY"))
-        return _shifted(arguments[0], interval.this, interval.text("unit"), name == "SUBDATE")
+        by = arguments[1] if isinstance(arguments[1], exp.Interval) else exp.Interval(this=arguments[1], unit=exp.var("DAY"))
+        return _shifted(arguments[0], by.this, by.text("unit"), name == "SUBDATE")
     if name == "MID":
         return exp.func("SUBSTR", *arguments)
     if name == "VALUES" and isinstance(node.parent, exp.EQ) and len(arguments) == 1:      # in ON DUPLICATE KEY UPDATE

@@ -1,9 +1,9 @@
 """A MySQL or MariaDB server as back end: `mysql://USER:PASSWORD@HOST:PORT`, reached with PyMySQL (extra "mysql").
 
 The user of the URL creates, once for each episode that runs at the same time, a database and a user that may touch nothing
-else. Neither its name, the clock (NOW is `functions.NOW`) nor the order of episodes shows in what the agent reads. As the public
-environment does, every column is TEXT and every statement is committed at once; `sql_mode` is empty, because the recorded
-statements compare texts with numbers.
+else. Neither its name, the clock (NOW is `functions.NOW`) nor the order of episodes shows in what the agent reads. As in the
+public environment, every statement is committed at once; `sql_mode` is empty, because recorded statements compare texts with
+numbers.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class ServerDatabase:
             number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
             if number in _LOST:
                 self._hang_up()
-                return Outcome(error=f"2013 ({sql_state(2013)}): Lost connection to MySQL server during query", timed_out=True)
+                return Outcome(error="2013 (HY000): Lost connection to MySQL server during query", timed_out=True)
             return Outcome(error=self._anonymous(f"{number} ({sql_state(number)}): {error.args[-1]}"),
                            timed_out=number in _INTERRUPTED)
         return Outcome(text=self._anonymous(repr(rows)))
@@ -201,7 +201,8 @@ class ServerDatabase:
             self._agent = _connect(slot.settings | {"user": slot.name, "password": slot.password}, database=slot.name,
                                    cursorclass=pymysql.cursors.SSCursor, read_timeout=max(1, int(5 * self._time_s + 5)),
                                    init_command="SET sql_mode = '', time_zone = '+00:00'")
-        limit = f"max_statement_time = {self._time_s}" if slot.is_mariadb else f"max_execution_time = {int(1000 * self._time_s)}"
+        time_ms = int(1000 * self._time_s)
+        limit = f"max_statement_time = {time_ms / 1000}" if slot.is_mariadb else f"max_execution_time = {time_ms}"
         with self._agent.cursor() as cursor:                # before every statement, for the last one may have changed them
             cursor.execute(f"SET {limit}, timestamp = {_NOW}")
         cursor, rows, size = self._agent.cursor(), [], 0

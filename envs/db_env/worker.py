@@ -199,7 +199,7 @@ class Database:
             return None
 
     def gold_state(self, statements: list[list[str]]) -> dict[str, Any]:
-        """The state that `statements` (each a list, run as one) make of the initial tables; the episode's database is not touched.
+        """The state that `statements` (each a list, run as one) make of the initial tables, in another database.
 
         Raises:
             ValueError: a statement fails.

@@ -11,55 +11,25 @@ import difflib
 import importlib.util
 import random
 import re
-import urllib.parse
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
-from envs.base import Env, EnvFault, Message, Status, StepResult, check_name, function_tool
+from envs.base import Env, EnvFault, Message, Status, check_name
 from envs.instances import Instance, generate
 from envs.kg_env import official
 from envs.kg_env.expert import next_step, solution, wrong_step
 from envs.kg_env.graph import Graph, shared_graph
 from envs.kg_env.program import And, Best, Count, Entity, Join, Program, is_entity_id, query_size
-from envs.kg_env.store import SCHEMES, DiskStore, EndpointStore, Ontology, QueryFailed, Store
+from envs.kg_env.store import BACKENDS, Ontology, QueryFailed, Store, backend_kind, open_store
 from envs.kg_env.tasks import SHAPES, draw
+from envs.kg_env.tools import FULL_PROMPT, MICRO_PROMPT, TOOLS
 from envs.tool_calls import ParsedTurn, ToolCall
 
 _ANSWER = re.compile(r"(?:Final|Find) Answer: #([0-9]+)")
 _REFERENCE = re.compile(r"#([0-9]{1,6})\Z")
-BACKENDS = ("embedded", "fb15k237", "disk:FOLDER", *(f"{scheme}://HOST:PORT/PATH" for scheme in SCHEMES))
 NUMBER = "int"                                             # the type of a counted variable
 MAX_QUERY = 100                                             # patterns in one query: nested superlatives double
 MICRO_CUT = 120                                             # characters of an observation
-
-_VARIABLE, _TERM = "a variable such as #0", "a variable such as #0, or an entity of the question"
-_ATTRIBUTE = "one of the variable's attributes"
-TOOLS = [
-    function_tool("get_relations", "List the relations that lead from an entity, or from the members of a variable.",
-                  variable=_TERM),
-    function_tool("get_neighbors", "Make a variable of everything that a relation leads to. Look up the relations first.",
-                  variable=_TERM, relation="one of the relations listed for it"),
-    function_tool("intersection", "Make a variable of what two variables of the same type have in common.",
-                  variable1=_VARIABLE, variable2=_VARIABLE),
-    function_tool("get_attributes", "List the numeric attributes of a variable's members.", variable=_VARIABLE),
-    function_tool("argmax", "Make a variable of the members with the highest attribute. Look up the attributes first.",
-                  variable=_VARIABLE, attribute=_ATTRIBUTE),
-    function_tool("argmin", "Make a variable of the members with the lowest attribute. Look up the attributes first.",
-                  variable=_VARIABLE, attribute=_ATTRIBUTE),
-    function_tool("count", "Make a variable of the number of a variable's members.", variable=_VARIABLE)]
-
-MICRO_PROMPT = "Use tools, then Final Answer: #id."
-FULL_PROMPT = """\
-You answer questions from a knowledge base. It holds entities, relations between them, and attributes that are numbers or \
-dates. You cannot see it; you reach it through the tools alone.
-
-A variable stands for an entity or a set of entities (or a number) that an earlier call produced. Variables are numbered in \
-the order in which they are made, from #0; write #k where a tool wants a variable, or the name of an entity of the question.
-Before get_neighbors, look up the relations with get_relations; before argmax or argmin, look up the attributes with \
-get_attributes. Use only relations and attributes that were listed.
-After each new variable, decide whether it is the answer. When it is, write "Final Answer: #k" as plain text, without a tool \
-call.
-Take one action at a time. You have at most {turns} rounds."""
 
 
 class ToolError(ValueError):
@@ -98,14 +68,14 @@ class KGEnv(Env):
     tools = TOOLS
 
     def __init__(self, **settings: Any) -> None:
-        backend = settings.get("backend")
-        if _kind(backend) is None:
+        backend, generated = settings.get("backend"), settings.get("source") != "official"
+        if backend_kind(backend) is None:
             check_name("kg: backend", backend, BACKENDS)
-        if settings.get("source") == "official" and _kind(backend) == "embedded":
+        if not generated and backend_kind(backend) == "embedded":
             raise EnvFault("kg: the official questions are about Freebase, which the embedded graph is not; name a store that "
                            "holds it, such as backend='virtuoso+http://127.0.0.1:3001/sparql', or 'fb15k237' for the few "
                            "that this part of Freebase answers")
-        if settings.get("source") != "official" and settings.get("size", "micro") == "micro" and _kind(backend) == "fb15k237":
+        if generated and settings.get("size", "micro") == "micro" and backend_kind(backend) == "fb15k237":
             raise ValueError("kg: FB15k-237 has no micro questions; pass size='small' or 'full'")
         super().__init__(**settings)
         self._micro = self.source == "generated" and self.size == "micro"
@@ -113,22 +83,22 @@ class KGEnv(Env):
 
     def _graph(self) -> Graph:
         """The graph that generated questions are about."""
-        if _kind(self.backend) == "fb15k237":
+        if backend_kind(self.backend) == "fb15k237":
             return official.shared_fb15k237(official.data_folder(self.path))
         return shared_graph(self.size)
 
     def _open(self) -> Store:
-        kind = _kind(self.backend)
+        kind = backend_kind(self.backend)
         if kind in ("embedded", "fb15k237"):
             return self._graph().store
         ontology = (official.load_ontology(official.data_folder(self.path) / "ontology") if self.source == "official" else
                     shared_graph(self.size).ontology)
-        return _open_store(self.backend, ontology)
+        return open_store(self.backend, ontology)
 
     def _load(self) -> Sequence[Instance]:
         if self.source == "official":
             records = official.load_records(official.data_folder(self.path), self.split)
-            if _kind(self.backend) != "fb15k237":
+            if backend_kind(self.backend) != "fb15k237":
                 return records
             graph = self._graph()
             return [instance for instance in records if not official.unknown_to(graph, instance.data)]
@@ -139,7 +109,7 @@ class KGEnv(Env):
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
-        kind = _kind(backend)
+        kind = backend_kind(backend)
         if kind is None:
             return False, f"unknown kg backend {backend!r}; known: {', '.join(BACKENDS)}"
         if not importlib.util.find_spec("pyoxigraph"):
@@ -147,7 +117,7 @@ class KGEnv(Env):
         if kind in ("embedded", "fb15k237"):
             return True, ""
         try:
-            reason = _open_store(backend, Ontology({}, {}, frozenset())).ping()
+            reason = open_store(backend, Ontology({}, {}, frozenset())).ping()
         except EnvFault as fault:
             reason = str(fault)
         return not reason, reason
@@ -301,20 +271,6 @@ class KGEnv(Env):
 
     def mistake(self, rng: random.Random) -> Message:
         return wrong_step(self, rng)
-
-
-def _kind(backend: str | None) -> str | None:
-    """Which of `BACKENDS` a setting is: "embedded", "fb15k237", "disk" or "endpoint"; None for anything else."""
-    if backend in (None, "embedded", "fb15k237"):
-        return backend or "embedded"
-    if backend.startswith("disk:"):
-        return "disk"
-    parts = urllib.parse.urlsplit(backend)
-    return "endpoint" if parts.scheme in SCHEMES and parts.hostname else None
-
-
-def _open_store(backend: str, ontology: Ontology) -> Store:
-    return DiskStore(backend.removeprefix("disk:"), ontology) if _kind(backend) == "disk" else EndpointStore(backend, ontology)
 
 
 def compare_sets(predicted: Iterable[str], gold: Iterable[str], rules: str) -> tuple[float, float]:

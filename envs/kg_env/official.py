@@ -30,7 +30,8 @@ def data_folder(path: str | None) -> Path:
     """The folder "kg" of the official files. ValueError where neither `path` nor EPPO_DATA names their parent."""
     parent = path or os.environ.get("EPPO_DATA")
     if not parent:
-        raise ValueError("kg: the official files and FB15k-237 lie in a folder kg; pass the folder above it as path= or set EPPO_DATA")
+        raise ValueError("kg: the official files and FB15k-237 lie in a folder kg: pass the one above it as path=, or set "
+                         "EPPO_DATA")
     return Path(parent) / "kg"
 
 

@@ -21,6 +21,7 @@ from envs.kg_env.program import NAMESPACE, Program, iri, predicates_sparql, to_s
 
 CACHED_QUERIES = 4096                                       # the G rollouts of a prompt ask mostly the same
 SCHEMES = {"http": "standard", "https": "standard", "virtuoso+http": "virtuoso", "virtuoso+https": "virtuoso"}
+BACKENDS = ("embedded", "fb15k237", "disk:FOLDER", *(f"{scheme}://HOST:PORT/PATH" for scheme in SCHEMES))
 TIMEOUT_S = 60.0
 
 
@@ -166,6 +167,23 @@ class EndpointStore(Store):
                 if attempt == 2:
                     raise EnvFault(f"kg: no answer from {self._url.netloc}: {error}") from error
         raise AssertionError("unreachable")
+
+
+def backend_kind(backend: str | None) -> str | None:
+    """Which of `BACKENDS` a setting is: "embedded", "fb15k237", "disk" or "endpoint"; None for anything else."""
+    if backend in (None, "embedded", "fb15k237"):
+        return backend or "embedded"
+    if backend.startswith("disk:"):
+        return "disk"
+    parts = urllib.parse.urlsplit(backend)
+    return "endpoint" if parts.scheme in SCHEMES and parts.hostname else None
+
+
+def open_store(backend: str, ontology: Ontology) -> Store:
+    """The store of a backend of the kind "disk" or "endpoint". EnvFault where it cannot be opened."""
+    if backend_kind(backend) == "disk":
+        return DiskStore(backend.removeprefix("disk:"), ontology)
+    return EndpointStore(backend, ontology)
 
 
 def quads(triples: Iterable[tuple[str, str, Any]]) -> Iterable[Any]:

@@ -1,9 +1,9 @@
 """The operating-system task: answer a question about, or change, a small Linux world by shell commands in a real sandbox.
 
 Tools, turn limit, statuses and grading: AgentBench's function-call form (THUDM/AgentBench, AgentRL). Commands run in one
-bubblewrap sandbox per episode (`envs.os_env.sandbox`); where none is possible the environment refuses, with the reason. `backend`
-is "bubblewrap", "bubblewrap-root", "docker[:image]", or None for the first of the former two that works; the attribute `backend`
-and `info["sandbox"]` of the last result then name it.
+bubblewrap sandbox per episode (`envs.os_env.sandbox`); where none is possible the environment refuses, with the reason.
+`backend` is "bubblewrap", "bubblewrap-root", "docker[:image]", or None for the first of the former two that works; the
+attribute `backend` and `info["sandbox"]` of the last result then name it.
 `rules="strict"` grades answers outside the sandbox, and states by a clean shell over a copy of the files that were left; a
 reference command of an official record runs before the agent's first turn, over a copy too; an answer counts only from
 `answer_action`. `rules="agentbench"` grades what either ending tool says, reads a call's first value
@@ -40,7 +40,8 @@ Always call a tool; an answer written as plain text does not count."""
 LEAD_IN = "Here is a new problem, in a fresh operating system.\n\n"
 CUTS = {"micro": (120, 100, " [cut]"), None: (800, 780, "\n[truncated because the output is too long]")}
 STOPPED = {"timeout": "[stopped: out of time]", "output": "[stopped: too much output]", "memory": "[stopped: out of memory]"}
-LIMITS = {"micro": Limits(wall_s=3.0, cpu_s=3, processes=32, address_bytes=256 << 20, memory_bytes=128 << 20, file_bytes=4 << 20,
+LIMITS = {"micro": Limits(wall_s=3.0, cpu_s=3, processes=32, address_bytes=256 << 20, memory_bytes=128 << 20,
+                          file_bytes=4 << 20,
                           disk_bytes=4 << 20, output_bytes=1 << 18),
           None: Limits(),
           "official": Limits(wall_s=30.0, cpu_s=30, processes=256, address_bytes=1 << 30, memory_bytes=1 << 30,

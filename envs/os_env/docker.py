@@ -1,8 +1,8 @@
 """The sandbox of `envs.os_env.sandbox` in a Docker container, by choice only (`backend="docker"` or "docker:IMAGE").
 
 One container per episode: no network, no capabilities, no new privileges, caps on memory, processes and CPU. Commands enter by
-`docker exec`; what bounds them inside is `timeout`. The image needs bash, coreutils and tar, and what its tasks need (ubuntu and
-python3 for AgentBench's).
+`docker exec`; what bounds them inside is `timeout`. The image needs bash, coreutils and tar, and what its tasks need (ubuntu
+and python3 for AgentBench's).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class DockerSandbox:
     def __init__(self, init: str = "", limits: Limits | None = None, image: str = "") -> None:
         self.limits, self.image = limits or Limits(), image or IMAGE
         options = ["--rm", "--detach", "--network", "none", "--memory", str(self.limits.memory_bytes), "--memory-swap",
-                   str(self.limits.memory_bytes), "--pids-limit", str(self.limits.processes + 4), "--cpus", "2", "--cap-drop", "ALL",
-                   "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add", "CHOWN", "--security-opt", "no-new-privileges",
+                   str(self.limits.memory_bytes), "--pids-limit", str(self.limits.processes + 4), "--cpus", "2", "--cap-drop",
+                   "ALL",
+                   "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add", "CHOWN", "--security-opt",
+                   "no-new-privileges",
                    "--ulimit", f"fsize={self.limits.file_bytes}", "--workdir", "/root", "--init", "--hostname", "agent"]
         self.container = _docker("run", *options, self.image, "sleep", "infinity").decode().strip()
         self._finalizer = weakref.finalize(self, _remove, self.container)

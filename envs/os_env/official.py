@@ -1,9 +1,10 @@
 """AgentBench's OS files (THUDM/AgentBench, data/os_interaction) as instances, and how their checks are run.
 
-`<path>/os` holds either train.json, dev.json and scripts/, or a copy of data/os_interaction as it is. A record's check is a chain:
-reference commands (`None` in the file), the public compare scripts (by name; `checkers` has them) and scripts of the set, each called
-with the answer and all earlier outputs. `data` of an instance: question, init and start (scripts or ""), steps (the reference
-commands), and `match` {answer or regex, strip} or `chain` [{"do": "reference"} | {"do": "compare", "kind"} | {"do": "script", "argv"}].
+`<path>/os` holds either train.json, dev.json and scripts/, or a copy of data/os_interaction as it is. A record's check is a
+chain: reference commands (`None` in the file), the public compare scripts (by name; `checkers` has them) and scripts of the
+set, each called with the answer and all earlier outputs. `data` of an instance: question, init and start (scripts or ""), steps
+(the reference commands), and `match` {answer or regex, strip} or `chain` [{"do": "reference"} | {"do": "compare", "kind"} |
+{"do": "script", "argv"}].
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from envs.instances import Instance
 from envs.os_env import checkers
 from envs.os_env.sandbox import Output, Sandbox
 
-FILES = {"train": ("train.json", "data/train_0317/training.json"), "dev": ("dev.json", "data/dev.json"), "test": ("data/[1-7]/*.json",)}
+FILES = {"train": ("train.json", "data/train_0317/training.json"), "dev": ("dev.json", "data/dev.json"),
+         "test": ("data/[1-7]/*.json",)}
 SCRIPTS = {"train": "train_0317", "dev": "dev"}             # below scripts/; a test file uses the folder of its own name
 COMPARE = {"integer-match": "integer", "string-match": "string", "size-match": "size", "containing": "containing", "in": "in"}
 INTERPRETERS = {"bash": ["bash", "--noprofile", "--norc", "-c"], "python": ["python3", "-c"]}
@@ -48,7 +50,8 @@ def _order(file: Path) -> tuple[Any, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def _read(root: Path, files: tuple[tuple[Path, int], ...], split: str) -> tuple[tuple[Instance, ...], tuple[tuple[str, str], ...]]:
+def _read(root: Path, files: tuple[tuple[Path, int], ...], split: str) -> tuple[tuple[Instance, ...], tuple[tuple[str, str],
+                                                                                                            ...]]:
     instances, skipped = [], []
     for file, _ in files:
         records = json.loads(file.read_text(encoding="utf-8"))
@@ -163,7 +166,8 @@ def right_by_chain(data: dict[str, Any], answer: str, rules: str, gold: str, box
     """Whether an ended episode passes the record's chain.
 
     Args:
-        gold: what the reference command said before the agent's first turn; counts under strict rules. To the letter of the public
+        gold: what the reference command said before the agent's first turn; counts under strict rules. To the letter of the
+        public
             rules the command runs now, in the world that the agent left.
         box: where scripts run.
     """
@@ -192,4 +196,5 @@ def open_world(data: dict[str, Any], box: Sandbox) -> None:
     if data["init"].strip():
         output = box.check(data["init"], wall_s=30.0)
         if output.code or output.why != "exit":
-            raise EnvFault(f"os: the script that prepares the world ended with {output.why} {output.code}: {output.text[-200:]}")
+            raise EnvFault(f"os: the script that prepares the world ended with {output.why} {output.code}: "
+                           f"{output.text[-200:]}")

@@ -32,7 +32,7 @@ from envs.os_env.server import (CHECK_ENVIRONMENT, ENVIRONMENT, MODES, MOUNTED, 
 MAX_SCRIPT_BYTES = 100_000                                   # below the kernel's limit for one argument
 MAX_STATE_BYTES = 32_000                                     # working directory and exported variables between commands
 COPY_S = 10.0
-READ_ALL = 1 << 1 | 1 << 2                                   # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: what its owner may not read
+READ_ALL = 1 << 1 | 1 << 2                                   # CAP_DAC_OVERRIDE, _READ_SEARCH: what its owner may not read
 KEPT_PIPES = 8                                               # of background processes, per sandbox
 SAVE = 'trap \'{ printf "%s\\0" "$PWD"; export -p; } >&200 2>/dev/null\' EXIT\n'
 
@@ -116,7 +116,10 @@ class Sandbox:
         places = ["."] if self.limits.whole_root else [name[1:] for name in WRITABLE] + ["tmp"]
         root = "." if self.limits.whole_root else ""
         excluded = " ".join(f"--exclude={root}{name if root else name[1:]}" for name in mounted)
-        pack = (f"find {' '.join(places)} -mindepth 1 -maxdepth 1 -print0 | "
+        # not the mount points themselves where they belong to somebody else
+        names = f"find {' '.join(places)} -mindepth 1 -maxdepth 1 -print0" if root or self._uid else \
+            f"printf '%s\\0' {' '.join(places)}"
+        pack = (f"{names} | "
                 f"exec tar --anchored {excluded} --one-file-system --null -T - -cSf - 2>/dev/null")
         twin = Sandbox(limits=self.limits, mode=self._server.mode)
         source, sink = os.pipe2(os.O_CLOEXEC)
@@ -127,7 +130,8 @@ class Sandbox:
             packing = self._server.send(request, [self._pidfd, sink, nothing_end])
             os.close(sink)
             unpack = ["bash", "-c", "exec tar --no-same-owner --delay-directory-restore -xpSf -"]
-            output, _ = twin._enter(twin._request(unpack, "/", COPY_S), stdin=source)
+            unpacking = twin._request(unpack, "/", COPY_S) | {"capabilities": request["capabilities"]}
+            output, _ = twin._enter(unpacking, stdin=source)
             with packing:
                 answer = marshal.loads(packing.recv(1 << 16) or marshal.dumps({"error": "its server process has ended"}))
         except BaseException:

@@ -23,7 +23,8 @@ from pathlib import Path
 from envs.base import EnvFault
 from envs.os_env import seccomp
 
-MODES = ("bubblewrap", "bubblewrap-root")                    # in order of preference: with user namespaces; as real root without
+MODES = ("bubblewrap",
+         "bubblewrap-root")                    # in order of preference: with user namespaces; as real root without
 FIRST_UID, UIDS = 200_000, 100_000                           # bubblewrap-root: a user id per sandbox, for its process limit
 START_S = 20.0                                               # a sandbox that has not started by then is an infrastructure fault
 UNPRIVILEGED = 65534
@@ -51,8 +52,10 @@ WHOLE_FILES = {                                              # /etc of a plain D
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",
     "/etc/login.defs": "UID_MIN 1000\nUID_MAX 60000\nGID_MIN 1000\nGID_MAX 60000\nUSERGROUPS_ENAB yes\n",
     "/root/.bashrc": "umask 022\nalias l='ls -CF'\n" * 40, "/root/.profile": "if [ -f ~/.bashrc ]; then . ~/.bashrc; fi\n",
-    "/var/log/alternatives.log": "update-alternatives: run with --quiet\n" * 60, "/var/log/bootstrap.log": "I: Base system\n" * 900,
-    "/var/log/dpkg.log": "2023-05-01 02:00:00 status installed base-files\n" * 800, "/var/log/faillog": "", "/var/log/lastlog": ""}
+    "/var/log/alternatives.log": "update-alternatives: run with --quiet\n" * 60,
+               "/var/log/bootstrap.log": "I: Base system\n" * 900,
+    "/var/log/dpkg.log": "2023-05-01 02:00:00 status installed base-files\n" * 800, "/var/log/faillog": "",
+               "/var/log/lastlog": ""}
 AGE_FILES = "touch -d 2023-05-01 /root/.bashrc /root/.profile /var/log/*\n"    # an image is older than its problems
 MOUNTED = ("/proc", "/dev", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ld.so.cache",
            "/etc/ld.so.preload")
@@ -71,7 +74,7 @@ class Limits:
     disk_bytes: int = 16 << 20                               # of each writable file system
     output_bytes: int = 1 << 20
     open_files: int = 256
-    whole_root: bool = False                                 # one writable file system, Debian's /etc; else some writable folders
+    whole_root: bool = False                                 # all writable, with Debian's /etc; else only some folders
     capabilities: int = 0                                    # bit mask, inside the sandbox's own user namespace
 
     @property
@@ -115,7 +118,9 @@ def bwrap_arguments(bwrap: str, init: str, limits: Limits, uid: int | None = Non
                  "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname",
                  "agent", "--die-with-parent", "--new-session", "--clearenv"]
     if limits.whole_root:
-        arguments += [*size, "--tmpfs", "/"]
+        for name in ("/", "/usr",
+                     "/etc"):                   # mount points, since a mere folder could be moved away and replaced
+            arguments += [*size, "--tmpfs", name]
         for name in read_only_usr():
             arguments += ["--ro-bind", name, name]
         for name in WRITABLE:
@@ -127,7 +132,7 @@ def bwrap_arguments(bwrap: str, init: str, limits: Limits, uid: int | None = Non
             arguments += [*size, "--tmpfs", name]
         arguments += ["--size", str(limits.disk_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     for name in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
-        if os.path.islink(name):
+        if os.path.islink(name) and not limits.whole_root:
             arguments += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
             arguments += ["--ro-bind", name, name]

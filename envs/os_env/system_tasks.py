@@ -1,4 +1,5 @@
-"""More generated shell problems of sizes small and full: accounts, processes, permissions, dates, records, programs to write."""
+"""More generated shell problems of sizes small and full: accounts, processes, permissions, dates, records, programs to
+write."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def login_shells(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     rows, init = accounts(rng, scale)
     shell, low = rng.choice(SHELLS), rng.choice(rows)[1]
     count = sum(row[1] >= low and row[2] == shell for row in rows)
-    return problem(f"How many accounts of this system with a user id from {low} to 9999 have {shell} as their login shell? Answer with "
+    return problem(f"How many accounts of this system with a user id from {low} to 9999 have {shell} as their login shell? "
+                   f"Answer with "
                    "the number only.", init,
                    [f"c=0; while IFS=: read -r n x id g i h s; do [ $id -ge {low} ] && [ $id -le 9999 ] && [ $s = {shell} ] && "
                     "c=$((c + 1)); done < /etc/passwd; echo $c"], answer=("integer", count))
@@ -51,7 +53,7 @@ def account_number(rng: random.Random, scale: int = 1) -> dict[str, Any]:
 
 def group_members(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     rows, init = accounts(rng, scale)
-    groups = {name: pick(rng, [row[0] for row in rows], rng.randint(1, len(rows))) 
+    groups = {name: pick(rng, [row[0] for row in rows], rng.randint(1, len(rows)))
               for name in pick(rng, [f"{group}{digit}" for group in GROUPS for digit in range(1, 9)], 4)}
     text = "".join(f"{name}:x:{2000 + number}:{','.join(members)}\n" for number, (name, members) in enumerate(groups.items()))
     name = rng.choice(sorted(groups))
@@ -102,7 +104,8 @@ def changed_since(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     days = {path: rng.randint(1, 28) for path in tree.fill(rng.randint(15, 35))}
     since = rng.randint(8, 20)
     init = tree.init() + [f"touch -d '2021-05-{day:02d} 12:00' {path}" for path, day in sorted(days.items())]
-    return problem(f"How many files below {tree.root}, sub-folders included, were last changed after the end of {since} May 2021?",
+    return problem(f"How many files below {tree.root}, sub-folders included, were last changed after the end of {since} May "
+                   f"2021?",
                    init, [f"find {tree.root} -type f -newermt '2021-05-{since:02d} 23:59:59' | wc -l"],
                    answer=("integer", sum(day > since for day in days.values())))
 
@@ -112,7 +115,8 @@ def links(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     paths = tree.fill(rng.randint(15, 30))
     targets = pick(rng, paths, rng.randint(3, 9))
     return problem(f"How many symbolic links are there below {tree.root}, sub-folders included?",
-                   tree.init() + [f"ln -s {path} {rng.choice(tree.folders)}/link_{number}" for number, path in enumerate(targets)],
+                   tree.init() + [f"ln -s {path} {rng.choice(tree.folders)}/link_{number}" for number,
+                                  path in enumerate(targets)],
                    [f"find {tree.root} -type l | wc -l"], answer=("integer", len(targets)))
 
 
@@ -141,7 +145,8 @@ def trades(rng: random.Random, scale: int) -> tuple[str, list[tuple[str, str, in
 def trade_count(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     path, rows, init = trades(rng, scale)
     name, what = rng.choice(rows)[:2]
-    return problem(f"The lines of {path} are records: trader | Purchase or Sell | stock | count. How many records of kind {what} "
+    return problem(f"The lines of {path} are records: trader | Purchase or Sell | stock | count. How many records of kind "
+                   f"{what} "
                    f"does {name} have?", init, [f"head -n 3 {path}", f"grep -c '^{name} | {what} ' {path}"],
                    answer=("integer", sum(row[:2] == (name, what) for row in rows)))
 
@@ -149,7 +154,8 @@ def trade_count(rng: random.Random, scale: int = 1) -> dict[str, Any]:
 def trade_total(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     path, rows, init = trades(rng, scale)
     stock = rng.choice(rows)[2]
-    return problem(f"The lines of {path} are records: trader | Purchase or Sell | stock | count. Over all traders, how many units "
+    return problem(f"The lines of {path} are records: trader | Purchase or Sell | stock | count. Over all traders, how many "
+                   f"units "
                    f"of stock {stock} were sold (records of kind Sell)?", init,
                    [f"head -n 3 {path}",
                     f"t=0; for n in $(grep '| Sell | {stock} | ' {path} | sed 's/.*| //'); do t=$((t + n)); done; echo $t"],
@@ -161,8 +167,10 @@ def sort_words(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     words = [rng.choice(WORDS) for _ in range(rng.randint(20, 40) * scale)]
     source, target, kept = f"{folder}/{name}.txt", f"{folder}/{name}.sorted", "".join(f"{word}\n" for word in words)
     wanted = "".join(f"{word}\n" for word in sorted(set(words)))
-    return problem(f"Write the different lines of {source} into {target}, each once and in alphabetical order. Leave {source} as it "
-                   "is.", [f"mkdir -p {folder}", f"cat > {source} <<'END'\n{kept}END"], [f"LC_ALL=C sort -u {source} > {target}"],
+    return problem(f"Write the different lines of {source} into {target}, each once and in alphabetical order. Leave {source} "
+                   f"as it "
+                   "is.", [f"mkdir -p {folder}", f"cat > {source} <<'END'\n{kept}END"],
+                   [f"LC_ALL=C sort -u {source} > {target}"],
                    check=f"[ \"$(cat {target})\" = \"$(cat <<'END'\n{wanted}END\n)\" ] && "
                          f"[ \"$(cat {source})\" = \"$(cat <<'END'\n{kept}END\n)\" ]")
 
@@ -171,8 +179,9 @@ def rename(rng: random.Random, scale: int = 1) -> dict[str, Any]:
     tree = Tree(rng, scale)
     tree.fill(rng.randint(10, 20), ("txt", "csv"))
     chosen, old, new = tree.fill(rng.randint(3, 6), ("dat",)), "dat", rng.choice(("bin", "raw", "old"))
-    kept, present = len(tree.files) - len(chosen), " && ".join(f"[ -f {path.removesuffix(old)}{new} ]" for path in sorted(chosen))
-    return problem(f"Rename every file below {tree.root} that ends in .{old} so that it ends in .{new} instead, in the same folder.",
+    kept = len(tree.files) - len(chosen)
+    present = " && ".join(f"[ -f {path.removesuffix(old)}{new} ]" for path in sorted(chosen))
+    return problem(f"Rename every file below {tree.root} that ends in .{old} so that it ends in .{new}, in the same folder.",
                    tree.init(), [f"for f in $(find {tree.root} -name '*.{old}'); do mv $f ${{f%.{old}}}.{new}; done"],
                    check=f"{present} && [ \"$(find {tree.root} -type f | wc -l)\" = {kept + len(chosen)} ] && "
                          f"[ -z \"$(find {tree.root} -name '*.{old}')\" ]")

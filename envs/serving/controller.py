@@ -1,7 +1,7 @@
 """AgentRL's controller: sessions of samples, dispatched to workers. What the HTTP app calls; no HTTP here.
 
-Source: the controller API of AgentRL (THUDM/AgentRL, 2026-01): its calls, status words and times. One interaction of a session at a
-time; a session without interaction expires; a worker that is silent for `worker_s` gets no new samples.
+Source: the controller API of AgentRL (THUDM/AgentRL, 2026-01): its calls, status words and times. One interaction of a session
+at a time; a session without interaction expires; a worker that is silent for `worker_s` gets no new samples.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Controller:
             return await asyncio.wait_for(call, self.timers.interact_s)
         except TimeoutError as error:
             await self._end(session)
-            raise ProtocolError(500, f"{session.name}: no answer within {self.timers.interact_s:g} s; the sample is ended") from error
+            raise ProtocolError(500,
+                                f"{session.name}: no answer within {self.timers.interact_s:g} s; it is ended") from error
         except WorkerFault as fault:
             self.sessions.pop(session.id, None)
             raise ProtocolError(500, f"{session.name}: {fault}") from fault
@@ -159,7 +160,8 @@ class Controller:
             raise ProtocolError(400, f"{name}: unknown index {str(index)[:40]!r}; there are {len(indices)}")
         worker = max(able, key=lambda entry: entry.capacity - entry.current)
         if worker.current >= worker.capacity:
-            raise ProtocolError(400, f"{name}: all {worker.capacity} slots are taken; ask for fewer samples at a time, or serve more")
+            raise ProtocolError(400, f"{name}: all {worker.capacity} slots are taken; ask for fewer samples at a time, or "
+                                     f"serve more")
         return worker, index
 
     def _of_task(self, name: Any) -> list[Worker]:
@@ -174,7 +176,8 @@ class Controller:
         """A worker elsewhere says that it is there."""
         if self._remote is None:
             raise ProtocolError(403, "this controller takes no workers")
-        if not (isinstance(name, str) and isinstance(address, str) and isinstance(concurrency, int) and isinstance(indices, list)):
+        if not (isinstance(name, str) and isinstance(address, str) and isinstance(concurrency, int) and isinstance(indices,
+                                                                                                                   list)):
             raise ProtocolError(400, "a heartbeat has name, address, concurrency and indices")
         worker = self._remote(name, address)
         worker = self.workers.setdefault(worker.id, worker)

@@ -47,7 +47,8 @@ class LocalWorker:
             raise WorkerFault(f"{self.name} knows no custom tasks")
         self._envs[session] = env = self._idle.pop() if self._idle else await self._run(session, self._make)
         messages = await self._run(session, env.reset, int(index))
-        return {"messages": messages, "tools": env.tools, "status": Status.RUNNING, "finish": False, "reward": 0.0, "metric": {}}
+        return {"messages": messages, "tools": env.tools, "status": Status.RUNNING, "finish": False, "reward": 0.0,
+                "metric": {}}
 
     async def interact(self, session: int, messages: list[Message]) -> dict[str, Any]:
         """Play the assistant messages in order, up to the end of the episode."""
