@@ -215,7 +215,8 @@ class Env:
             else:
                 answer = self._call(call)
             if isinstance(answer, str):
-                answer = {"role": "tool", "content": answer, "name": call.name[:MAX_NAME_CHARS]} | ({"tool_call_id": call.id} if call.id else {})
+                answer = {"role": "tool", "content": answer, "name": call.name[:MAX_NAME_CHARS]}
+                answer |= {"tool_call_id": call.id} if call.id else {}
             if answer is not None:
                 messages.append(answer)
             if self._final is not None:

@@ -24,8 +24,9 @@ MAX_ANSWER_CHARS = 200
 EXAMPLES = 4                                                # shown with each request
 FORMS = {
     "os": '{"question": what the user asks, with one short exact answer; "init": a POSIX shell script, run as root in an empty '
-          'Linux system without network, that prepares every file the question speaks of; "solution": a bash script that prints '
-          'exactly the answer}. The answer must not depend on the time, on random numbers or on files that init does not make.',
+          'Linux system without network, that prepares every file the question speaks of; "solution": a bash script that '
+          'prints exactly the answer}. The answer must not depend on the time, on random numbers or on files '
+          'that init does not make.',
     "db": '{"question": what the user asks, or the change that is asked for; "table": {"name", "columns": [[name, "TEXT"], '
           '...], "rows": [[text, ...], ...]} with 8 to 20 rows; "sql": one MySQL statement on that table that gives one column '
           'with the answer, or makes the change}. The data must determine the answer.',
@@ -44,9 +45,9 @@ def request_messages(task: str, examples: Sequence[dict[str, Any]], count: int, 
     """The chat that asks for `count` new proposals."""
     shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
     return [{"role": "system", "content": "You write exercises for an agent. Answer with JSON lines only: one object a line."},
-            {"role": "user", "content": f"Each exercise is an object of this form:\n{FORMS[task]}\n\nExamples:\n{shown}\n{hints}"
-                                        f"\nWrite {count} new exercises, each of another kind than the examples and than the "
-                                        "others."}]
+            {"role": "user", "content": f"Each exercise is an object of this form:\n{FORMS[task]}\n\nExamples:\n{shown}\n"
+                                        f"{hints}\nWrite {count} new exercises, each of another kind than the examples and "
+                                        "than the others."}]
 
 
 def read_proposals(text: str) -> Iterator[dict[str, Any] | None]:

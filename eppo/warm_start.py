@@ -178,7 +178,8 @@ def _train(config: RunConfig, model: nn.Module, chat: ChatFormat, encoded: dict[
                          f"{settings.target_high}); change their warm_start.share or warm_start.noise, or warm_start.max_tokens_seen")
 
 
-def sampled_success(config: RunConfig, model: nn.Module, chat: ChatFormat, pool: EnvPool, episodes: int = CHECK_EPISODES) -> dict[str, float]:
+def sampled_success(config: RunConfig, model: nn.Module, chat: ChatFormat, pool: EnvPool,
+                    episodes: int = CHECK_EPISODES) -> dict[str, float]:
     """Success rate of each task when sampling at the run's temperature on its first dev instances."""
     rollout = config.rollout
     limits = RolloutLimits(rollout.max_tokens, rollout.max_turn_tokens, rollout.max_turns, rollout.temperature)

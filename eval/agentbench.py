@@ -64,7 +64,8 @@ def evaluate(generator: Generator, tasks: Sequence[str], seeds: Sequence[int] = 
     faults = [episode for episode in episodes if episode.reward != episode.reward]
     if len(faults) > MAX_FAULT_FRAC * len(episodes):
         texts = sorted({f"{episode.task}: {episode.status}: {episode.info.get('error')}" for episode in faults})
-        raise envs.EnvFault(f"{len(faults)} of {len(episodes)} episodes failed by infrastructure, not by the policy: " + "; ".join(texts[:3]))
+        raise envs.EnvFault(f"{len(faults)} of {len(episodes)} episodes failed by infrastructure, not by the policy: "
+                            + "; ".join(texts[:3]))
     rows = [{**episode_row(episode, 0, split), "rules": rules, "temperature": temperature} for episode in episodes]
     return pd.DataFrame(rows).drop(columns="step")
 

@@ -52,6 +52,11 @@ def test_contract():
     assert 330 <= sum(row["mean_chars"] for row in micro) / len(micro) <= 420
 
 
+def test_contract_full():
+    rows = check_env("db", sizes=("full",), splits=("dev",), sample=24)
+    assert {row["kind"] for row in rows} == set(SMALL_KINDS) and all(row["instances"] >= 4 for row in rows)
+
+
 def test_contract_under_the_public_rules():
     check_env("db", rules="agentbench", splits=("dev",))
 
@@ -110,6 +115,10 @@ def test_gold_that_the_data_do_not_determine_is_found():
     assert found("UPDATE t SET n = '9' WHERE name = 'a'", changes=True) == ["the gold statement changes nothing"]
     assert found("UPDATE t SET n = rowid", changes=True) == ["the change depends on the order of the rows"]
     assert found("SELEC")[0].startswith("a gold statement fails")
+    table[0]["rows"].pop()
+    for statement in ("SELECT name FROM t WHERE n > '5'", "SELECT MAX(n) FROM t", "SELECT name FROM t ORDER BY n LIMIT 1"):
+        assert "the numbers of n are compared as texts" in found(statement), statement
+    assert found("SELECT MAX(CAST(n AS SIGNED)) FROM t") == []
 
 
 # ---- episodes -----------------------------------------------------------------------------------------------------------

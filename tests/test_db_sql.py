@@ -127,6 +127,21 @@ def test_no_statement_raises(statement):
     ("DESCRIBE shop", "[('name', 'text', 'YES', '', None, ''), ('price', 'int', 'YES', '', None, '')]"),
     ("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'shop'",
      "[('shop', 'name'), ('shop', 'price')]"),
+    ("SHOW TABLES LIKE 's%'", "[('shop',)]"), ("SHOW COLUMNS FROM shop LIKE 'p%'", "[('price', 'int', 'YES', '', None, '')]"),
+    ("EXPLAIN SELECT * FROM shop", "[(1, 'SIMPLE', 'shop', 'ALL', None, None, None, None, 3, None)]"),
+    ("SELECT NOW(), CURDATE(), CURTIME(), UNIX_TIMESTAMP(), @@version",
+     "[('2024-01-01 12:00:00', '2024-01-01', '12:00:00', 1704110400, '8.0.36')]"),
+    ("SELECT STR_TO_DATE('March 5, 2020', '%M %d, %Y'), STR_TO_DATE('5/3/2020 07:30', '%d/%m/%Y %H:%i')",
+     "[('2020-03-05', '2020-03-05 07:30:00')]"),
+    ("SELECT DATE_ADD('2020-01-31', INTERVAL 1 MONTH), '2020-03-01' - INTERVAL 1 DAY, ADDDATE('2020-01-01', 3)",
+     "[('2020-02-29', '2020-02-29', '2020-01-04')]"), ("SELECT STR_TO_DATE('x', '%Y'), LAST_DAY('x')", "[(None, None)]"),
+    ("SELECT DATEDIFF('2020-03-01', '2020-02-01'), TIMESTAMPDIFF(YEAR, '2000-03-05', '2020-03-04'), TO_DAYS('2020-03-05')",
+     "[(29, 19, 737854)]"),
+    ("SELECT DATE_FORMAT('2020-03-05', '%Y/%m'), DAYNAME('2020-03-05'), EXTRACT(YEAR FROM '2020-03-05'), YEAR('no date')",
+     "[('2020/03', 'Thursday', 2020, None)]"),
+    ("SELECT MAKEDATE(2020, 3)", "1305 (42000): FUNCTION MAKEDATE does not exist"),
+    ("SELECT name FROM shop WHERE UPPER(name) = 'kiwi'", "[('kiwi',)]"),
+    ("SELECT '5%' LIKE '5\\%', '50' LIKE '5\\%', '10' > 9", "[(1, 0, 1)]"),
     ("START TRANSACTION", "[]"), ("SET @x = 1", "[]"), ("ALTER TABLE shop ADD COLUMN z TEXT", "[]"),
     ("SELECT `nothing` FROM shop", "1054 (42S22): Unknown column 'nothing' in 'field list'"),
     ("SELECT * FROM absent", "1146 (42S02): Table 'absent' doesn't exist"), ("", "1065 (42000): Query was empty"),
@@ -145,6 +160,39 @@ def test_mysql_updates_with_limit(shop):
         assert reply(shop, statement) == "[]"
     assert shop.execute("SELECT * FROM shop").text == "[('plum', 5), ('fig', 0), ('nut', 7), ('pea', 8)]"
     assert reply(shop, "TRUNCATE TABLE shop") == "[]" and reply(shop, "SELECT COUNT(*) FROM shop") == "[(0,)]"
+
+
+@pytest.mark.parametrize(("statements", "table", "expected"), [
+    (["UPDATE shop JOIN `Odd Name` ON shop.price = `Odd Name`.n SET shop.name = 'nine'"], "shop",
+     [["kiwi", 3], ["plum", 5], ["nine", 9]]),
+    (["UPDATE shop AS s, `Odd Name` AS o SET s.price = o.n + 1, s.name = o.`a b` WHERE s.price = o.n"], "shop",
+     [["kiwi", 3], ["plum", 5], ["x,y", 10]]),
+    (["UPDATE shop LEFT JOIN `Odd Name` AS o ON shop.price = o.n SET shop.name = IFNULL(o.`a b`, 'none')"], "shop",
+     [["none", 3], ["none", 5], ["x,y", 9]]),
+    (["DELETE s FROM shop AS s JOIN `Odd Name` AS o ON s.price = o.n"], "shop", [["kiwi", 3], ["plum", 5]]),
+    (["UPDATE shop, `Odd Name` SET shop.name = 'a', `Odd Name`.n = 'b'"], "shop", [["kiwi", 3], ["plum", 5], ["fig", 9]]),
+    (["ALTER TABLE `Odd Name` CHANGE n number INT", "UPDATE `Odd Name` SET number = 7 WHERE `A B` = 'X,Y'"], "Odd Name",
+     [["x,y", 7], ["it's", 10], ["z", 100]]),
+    (["ALTER TABLE shop MODIFY price TEXT FIRST"], "shop", [["3", "kiwi"], ["5", "plum"], ["9", "fig"]]),
+    (["ALTER TABLE shop ADD COLUMN a VARCHAR(9), ADD b INT", "UPDATE shop SET a = 'Red'",
+      "DELETE FROM shop WHERE a = 'RED' AND price > 3"], "shop", [["kiwi", 3, "Red", None]]),
+    (["CREATE TABLE k (id INT PRIMARY KEY, w TEXT)", "INSERT INTO k VALUES (1, 'a'), (2, 'b')",
+      "INSERT INTO k VALUES (2, 'c'), (3, 'd') ON DUPLICATE KEY UPDATE w = VALUES(w)", "RENAME TABLE k TO kk"], "kk",
+     [[1, "a"], [2, "c"], [3, "d"]])])
+def test_mysql_changes(shop, statements, table, expected):
+    for statement in statements:
+        text = reply(shop, statement)
+        assert text == "[]" or len(statements) == 1 and text.startswith("1064 ("), text
+    assert shop.state()[table][1] == expected
+
+
+def test_a_changed_column_sorts_by_its_new_type_and_survives_a_lost_worker(shop):
+    assert reply(shop, "SELECT n FROM `Odd Name` ORDER BY n") == "[('10',), ('100',), ('9',)]"
+    assert reply(shop, "ALTER TABLE `Odd Name` MODIFY COLUMN n INT") == "[]"
+    os.kill(shop._worker.pid, signal.SIGKILL)
+    assert reply(shop, "SELECT n FROM `Odd Name` ORDER BY n") == "[(9,), (10,), (100,)]"
+    assert reply(shop, "ALTER TABLE shop MODIFY nothing INT").startswith("1064 (42000)")
+    assert set(shop.state()) == {"shop", "Odd Name"}
 
 
 # ---- workers ------------------------------------------------------------------------------------------------------------

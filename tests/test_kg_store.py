@@ -1,7 +1,6 @@
 """Where the graph is: the predicate index, stores on disk, SPARQL endpoints (a small one here, Virtuoso), FB15k-237, speed."""
 
 import http.server
-import os
 import random
 import re
 import shutil
@@ -82,11 +81,12 @@ def test_the_index_on_odd_graphs():
                             ("m.0c", "1990-01-01"), ("m.0b", "1980-05-05"), ("m.0b", "2000-05-05")))],
                        Ontology({name: "x" for name in "rstu"}, {}, frozenset({"born"})))
     a = Entity("m.0a")
-    for program in (a, Join("r", a), Best(Join("r", a), "born"), Best(Join("r", a), "born", False), Join("u", a),
-                    Entity("m.0zz"), Join("s", Join("r", a)), Join("nothing", a), Best(Join("r", a), "size"), Join("r", a, outgoing=False),
-                    And(Join("r", a), Join("t", a, outgoing=False)), Class("m.0a"), Join("t", Best(Join("r", a), "born", False))):
+    hop, back = Join("r", a), Join("t", a, outgoing=False)
+    oldest, youngest = Best(hop, "born", False), Best(hop, "born")
+    for program in (a, hop, oldest, youngest, back, Join("u", a), Entity("m.0zz"), Join("s", hop), Join("nothing", a),
+                    Best(hop, "size"), Join("r", a, outgoing=False), And(hop, back), Class("m.0a"), Join("t", oldest)):
         assert store._query_predicates(program) == by_query(store, program), program
-    assert store.relations(Best(Join("r", a), "born")) == ["s"] and store.relations(Best(Join("r", a), "born", False)) == ["s"]
+    assert store.relations(youngest) == ["s"] and store.relations(oldest) == ["s"] and store.relations(back) == ["t"]
     assert store.attributes(Join("r", a)) == ["born"] and store.relations(Join("u", a)) == []
 
 
@@ -144,8 +144,9 @@ def test_tool_calls_on_a_million_triples_stay_below_three_milliseconds(capsys):
             timed("intersection", variable1=at, variable2="#0")
     times = sorted(time_s for time_s, _ in spent)
     with capsys.disabled():
-        print(f"\n{len(edges) + len(numbers)} triples, built in {built:.1f} s, sets of up to {largest}; {len(times)} first calls: "
-              f"mean {1000 * sum(times) / len(times):.2f} ms, p99 {1000 * times[int(0.99 * len(times))]:.2f} ms, "
+        print(f"\n{len(edges) + len(numbers)} triples, built in {built:.1f} s, sets of up to {largest}; "
+              f"{len(times)} first calls: mean {1000 * sum(times) / len(times):.2f} ms, "
+              f"p99 {1000 * times[int(0.99 * len(times))]:.2f} ms, "
               f"max {1000 * times[-1]:.2f} ms")
     assert largest > 10_000 and times[int(0.99 * len(times))] < 0.003 and sum(times) / len(times) < 0.001
 
@@ -379,7 +380,7 @@ def test_fb15k237_as_a_graph(eppo_data, capsys):
         graph.store.execute(run_actions(instance.data["actions"])[-1])
     with capsys.disabled():
         print(f"\nFB15k-237: first look-ups mean {1000 * sum(times) / 400:.2f} ms, p99 {1000 * times[395]:.2f} ms, max "
-              f"{1000 * times[-1]:.2f} ms; official questions inside: {[(key, len(found)) for key, found in answerable.items()]}")
+              f"{1000 * times[-1]:.2f} ms; official questions inside: {list(map(len, answerable.values()))} of 1214 and 20")
     assert times[395] < 0.003
     rows = check_env("kg", sizes=("small",), splits=("dev",), **settings)
     assert {row["kind"] for row in rows} == {"intersection", "count", "join"}

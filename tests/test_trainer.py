@@ -41,7 +41,8 @@ def start(tmp_path_factory):
 
 
 def config(start, out, **changes):
-    return load_recipe("micro", **{"tasks": list(toy_env.GAMBLES), "steps": 4, "out": str(out), "model.path": str(start), **TINY, **changes})
+    fixed = {"tasks": list(toy_env.GAMBLES), "steps": 4, "out": str(out), "model.path": str(start)}
+    return load_recipe("micro", **(fixed | TINY | changes))
 
 
 def steps_without_timings(folder):
@@ -228,8 +229,8 @@ def gradient_of(rows, micro_batch_tokens, order=None, padding=0, method="eppo"):
     return captured["g"], metrics, eps
 
 
-@pytest.mark.parametrize("variant", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 90}, {"order": [5, 0, 3, 1, 2, 4, 11, 9, 6, 8, 7, 10]},
-                                     {"padding": 64}])
+@pytest.mark.parametrize("variant", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 90}, {"padding": 64},
+                                     {"order": [5, 0, 3, 1, 2, 4, 11, 9, 6, 8, 7, 10]}])
 def test_micro_batches_row_order_and_padding_leave_the_gradient_alone(variant):
     rows = trajectories()
     reference, metrics, eps = gradient_of(rows, 10**6)

@@ -17,7 +17,7 @@ import pytest
 import envs
 from envs.base import EnvFault
 from envs.webshop_env import official, search, store
-from envs.webshop_env.catalogue import Catalogue, Product, micro_products, small_products
+from envs.webshop_env.catalogue import Catalogue, Product, micro_products, large_products
 from envs.webshop_env.search import ProductIndex
 from envs.webshop_env.tables import Names, Rows
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def products() -> list[Product]:
-    return small_products(700)
+    return large_products("small", 700)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_raw_records_become_products(tmp_path: Path) -> None:
     assert third.pricing == fourth.pricing == (100.0,) and third.price_tag == "$100.0"
 
 
-@pytest.mark.parametrize("chunk", (1, 7, 64, 2 ** 20))
+@pytest.mark.parametrize("chunk", (3, 7, 64, 2 ** 20))
 def test_an_array_is_read_record_by_record_whatever_the_chunks(tmp_path: Path, chunk: int,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(official, "_CHUNK", chunk)
@@ -167,7 +167,7 @@ def test_an_array_is_read_record_by_record_whatever_the_chunks(tmp_path: Path, c
 
 @pytest.mark.parametrize(("text", "message"), [
     ("", "not a JSON array"), ('{"a": 1}', "not a JSON array"), ('[{"asin": 1}', "cut off"), ("[{]", "cut off or damaged"),
-    ("[{}]", "record 1: missing or of another type: asin, category"), ('[3]', "record 1: missing")])
+    ("[{}]", "record 1: missing or of another type: asin, name, full_description"), ('[3]', "record 1: missing")])
 def test_damaged_raw_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     shop = write_raw(tmp_path, text, {})
     with pytest.raises(EnvFault, match=message):

@@ -8,21 +8,24 @@ and python3 for AgentBench's).
 from __future__ import annotations
 
 import functools
+import os
+import select
 import shutil
 import subprocess
+import time
 import weakref
-from dataclasses import replace
 from typing import Self
 
 from envs.base import EnvFault
 from envs.os_env.sandbox import MAX_SCRIPT_BYTES, CopyFailed, Output
-from envs.os_env.server import CHECK_ENVIRONMENT, ENVIRONMENT, START_S, Limits
+from envs.os_env.server import CHECK_ENVIRONMENT, ENVIRONMENT, Limits
 
 IMAGE = "ubuntu:22.04"
 STATE = "/run/.shell"                                        # working directory and exported variables between commands
 PREPARE = (f"unset BASH_ENV; [ -f {STATE} ] && . {STATE}\n"
            f"trap '{{ printf \"cd %q\\n\" \"$PWD\"; export -p; }} > {STATE}' EXIT\n")
-TIMED_OUT = (124, 137)
+TIMED_OUT = (124, 137)                                       # of timeout: it ended the command, or had to kill it
+GRACE_S = 5.0                                                # for the engine, beside the time of the command
 
 
 class DockerSandbox:
@@ -30,12 +33,11 @@ class DockerSandbox:
 
     def __init__(self, init: str = "", limits: Limits | None = None, image: str = "") -> None:
         self.limits, self.image = limits or Limits(), image or IMAGE
-        options = ["--rm", "--detach", "--network", "none", "--memory", str(self.limits.memory_bytes), "--memory-swap",
-                   str(self.limits.memory_bytes), "--pids-limit", str(self.limits.processes + 4), "--cpus", "2", "--cap-drop",
-                   "ALL",
-                   "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add", "CHOWN", "--security-opt",
-                   "no-new-privileges",
-                   "--ulimit", f"fsize={self.limits.file_bytes}", "--workdir", "/root", "--init", "--hostname", "agent"]
+        memory, processes = str(self.limits.memory_bytes), str(self.limits.processes + 4)
+        options = ["--rm", "--detach", "--network", "none", "--memory", memory, "--memory-swap", memory, "--cpus", "2",
+                   "--pids-limit", processes, "--ulimit", f"fsize={self.limits.file_bytes}", "--security-opt",
+                   "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add", "CHOWN",
+                   "--workdir", "/root", "--hostname", "agent"]
         self.container = _docker("run", *options, self.image, "sleep", "infinity").decode().strip()
         self._finalizer = weakref.finalize(self, _remove, self.container)
         _docker("exec", "-i", self.container, "sh", "-c", f"mkdir -p /run && cat > {STATE}-env", stdin=PREPARE.encode())
@@ -72,7 +74,7 @@ class DockerSandbox:
             image = _docker("commit", self.container).decode().strip()
         except EnvFault as fault:
             raise CopyFailed(f"the state cannot be copied: {fault}") from fault
-        twin = DockerSandbox("", replace(self.limits), image)
+        twin = DockerSandbox("", self.limits, image)
         weakref.finalize(twin, subprocess.run, ["docker", "rmi", "--force", image], capture_output=True)
         return twin
 
@@ -84,21 +86,43 @@ class DockerSandbox:
         wall_s, cap = self.limits.wall_s if wall_s is None else wall_s, self.limits.output_bytes
         settings = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
         command = ["docker", "exec", *settings, self.container, "timeout", "-k", "1", str(wall_s), *argv]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        with process:
-            data = process.stdout.read(cap)
-            if len(data) == cap:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            data, why = _read(process, cap, time.monotonic() + wall_s + GRACE_S)
+            if why != "exit":
                 process.kill()
-            code = process.wait(timeout=wall_s + START_S)
+            code = process.wait()
         if code == 125:
             raise EnvFault(f"sandbox: docker exec failed: {data[-400:].decode(errors='replace')}")
-        return Output(data, code, "output" if len(data) == cap else "timeout" if code in TIMED_OUT else "exit")
+        if why != "exit":                                    # what the killed client leaves running inside ends too
+            _docker("exec", self.container, "bash", "-c", "kill -9 -1")
+        return Output(data, code, "timeout" if why == "exit" and code in TIMED_OUT else why)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _read(process: subprocess.Popen, cap: int, deadline: float) -> tuple[bytes, str]:
+    """What the process writes, up to `cap` bytes, and why it ended; a background process may go on holding the pipe."""
+    data, pipe, poller = b"", process.stdout.fileno(), select.poll()
+    os.set_blocking(pipe, False)
+    poller.register(pipe, select.POLLIN)
+    while True:
+        ended = process.poll() is not None
+        if poller.poll(0 if ended else 100):
+            piece = os.read(pipe, min(1 << 16, cap - len(data)))
+            data += piece
+            if piece and len(data) < cap:
+                continue
+            if len(data) >= cap:
+                return data, "output"
+            poller.unregister(pipe)                          # closed: only the end of the process is left to wait for
+        if ended:
+            return data, "exit"
+        if time.monotonic() > deadline:
+            return data, "timeout"
 
 
 def _docker(*arguments: str, stdin: bytes | None = None) -> bytes:

@@ -50,7 +50,8 @@ class WebShopEnv(Env):
     """
 
     task = "webshop"
-    turn_limits = {"micro": 8, "small": 20, "official": 20}
+    turn_limits = {"micro": 8, "small": 20, "full": 20, "official": 20}
+    sizes = ("micro", "small", "full")
     sources = ("generated", "official")
     tools = [function_tool("search_action", "Search for products; only on a page with a search bar.", keywords="search words"),
              function_tool("click_action", "Click a button, a product or an option.", value="one of the clickables")]
@@ -91,7 +92,7 @@ class WebShopEnv(Env):
 
         def draw(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
             kind = goals.SHARES[index % len(goals.SHARES)]
-            return kind, {"catalogue": self.size, "goal": goals.draw_goal(rng, kind, catalogue, layout, self.micro)}
+            return kind, {"catalogue": self.size, "goal": goals.draw_goal(rng, kind, catalogue, layout, self.size)}
         return generate(self.task, self.size, self.split, draw, key=lambda data: data["goal"]["instruction_text"])
 
     # ---- the episode -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 from envs.webshop_env import lexicon
 from envs.webshop_env.search import ProductIndex
 
-SMALL_PRODUCTS = 4000
+PRODUCTS = {"small": 4000, "full": 20_000}
 SEARCHES_KEPT = 8192
 NO_PRICE = 100.0                                            # WebShop's price of a product that has none
 
@@ -96,7 +96,7 @@ def shared(key: Any, build: Callable[[], Any]) -> Any:
 def generated(size: str) -> Catalogue:
     """The generated catalogue of `size`."""
     return shared(("catalogue", size),
-                  lambda: Catalogue(micro_products() if size == "micro" else small_products(SMALL_PRODUCTS)))
+                  lambda: Catalogue(micro_products() if size == "micro" else large_products(size, PRODUCTS[size])))
 
 
 # ---- generated products -------------------------------------------------------------------------------------------------
@@ -131,14 +131,15 @@ def _uneven(rng: random.Random, low: int, high: int) -> int:
     return rng.choice([price for price in range(low, high + 1) if price % 5])
 
 
-def small_products(count: int) -> list[Product]:
-    """`count` products with brand, attributes (some in the title, some only among the features), options and price tags."""
-    rng = random.Random("webshop/small/catalogue")
+def large_products(size: str, count: int) -> list[Product]:
+    """`count` products with brand, attributes (some in the title, some only among the features), options and price tags.
+    Each `size` has a catalogue of its own."""
+    rng = random.Random(f"webshop/{size}/catalogue")
     ids: set[str] = set()
-    return [_small_product(rng, ids) for _ in range(count)]
+    return [_large_product(rng, ids) for _ in range(count)]
 
 
-def _small_product(rng: random.Random, ids: set[str]) -> Product:
+def _large_product(rng: random.Random, ids: set[str]) -> Product:
     department = rng.choice(list(lexicon.DEPARTMENTS))
     shelf = lexicon.DEPARTMENTS[department]
     noun, shelf_name = rng.choice(list(shelf["nouns"].items()))

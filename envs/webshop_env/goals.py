@@ -30,7 +30,7 @@ Goal = dict[str, Any]
 
 
 # ---- generated ----------------------------------------------------------------------------------------------------------
-def draw_goal(rng: random.Random, kind: str, catalogue: Catalogue, layout: Full, micro: bool) -> Goal:
+def draw_goal(rng: random.Random, kind: str, catalogue: Catalogue, layout: Full, size: str) -> Goal:
     """A goal of `kind` that some product meets in full; `asin` is the first such product in the list that `keywords` give.
 
     "no option", "one option", "two options": it is on the first page; "cheaper": so it is, but the first hit meets everything
@@ -38,22 +38,26 @@ def draw_goal(rng: random.Random, kind: str, catalogue: Catalogue, layout: Full,
     """
     for _ in range(MAX_DRAWS):
         options = KINDS.index(kind) if kind in KINDS[:3] else rng.randrange(2)
-        goal = _propose(rng, rng.choice(catalogue.products), options, micro)
+        product = rng.choice(catalogue.products)
+        if size == "full" and kind in KINDS[3:]:             # a cheap one, so that the bound rules out many that come first
+            product = min([product, *rng.choices(catalogue.products, k=15)], key=lambda other: other.pricing[0])
+        goal = _propose(rng, product, options, size)
         if goal and _classify(goal, catalogue, layout) == kind:
             return goal
     raise RuntimeError(f"webshop: no goal of kind {kind!r} in {MAX_DRAWS} draws")
 
 
-def _propose(rng: random.Random, product: Product, options: int, micro: bool) -> Goal | None:
+def _propose(rng: random.Random, product: Product, options: int, size: str) -> Goal | None:
     if len(product.options) < options or len(product.pricing) != 1:
         return None
-    attributes = list(product.attributes) if micro else rng.sample(product.attributes, 2)
+    micro = size == "micro"
+    attributes = list(product.attributes) if micro else rng.sample(product.attributes, ATTRIBUTES[size])
     names = sorted(rng.sample(list(product.options), options), key=list(product.options).index)
     chosen = {name: rng.choice(product.options[name]) for name in names}
     limit = rng.choice([float(bound) for bound in range(15, 100, 5) if bound > product.price]) if micro else \
         price_bound(product.price, rng)
     goal = _goal(product, "", attributes, chosen, limit) | {"keywords": " ".join([*attributes, product.query])}
-    return goal | {"instruction_text": (_micro_text if micro else _small_text)(goal, rng)}
+    return goal | {"instruction_text": _TEXTS[size](goal, rng)}
 
 
 def _micro_text(goal: Goal, rng: random.Random) -> str:
@@ -66,8 +70,26 @@ def _small_text(goal: Goal, rng: random.Random) -> str:
     lead = rng.choice((f"i am looking for a {first}, {second} {query}", f"i need a {query} that is {first} and {second}",
                        f"find me a {first} {query}, it should be {second}",
                        f"i want to buy a {query} with these features: {first}, {second}"))
+    return lead + _options_text(goal) + _bound_text(goal["price_upper"])
+
+
+def _full_text(goal: Goal, rng: random.Random) -> str:
+    first, second, third = goal["attributes"]
+    query = goal["query"]
+    lead = rng.choice((f"im looking for a {query} for my sister. it has to be {first}, and {second} would matter to her as "
+                       f"well; also {third}", f"my old {query} broke and i need another one: {first}, {second}, {third}",
+                       f"can you find something {first} and {second}? i mean a {query}, {third} if possible",
+                       f"i would like a {query} which is {third}. make sure that it is {first} and {second} too"))
+    return lead + _options_text(goal) + _bound_text(goal["price_upper"])
+
+
+def _options_text(goal: Goal) -> str:
     options = " and ".join(f"{name} {value}" for name, value in goal["goal_options"].items())
-    return lead + (f", with {options}" if options else "") + _bound_text(goal["price_upper"])
+    return f", with {options}" if options else ""
+
+
+ATTRIBUTES = {"small": 2, "full": 3}                        # wanted by a goal
+_TEXTS = {"micro": _micro_text, "small": _small_text, "full": _full_text}
 
 
 def _classify(goal: Goal, catalogue: Catalogue, layout: Full) -> str | None:

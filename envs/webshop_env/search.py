@@ -24,7 +24,7 @@ STOP_WORDS = frozenset("a an and are as at be but by for if in into is it no not
                        "they this to was will with".split())
 MAX_QUERY_TERMS = 1024                                      # Lucene's clause limit; a longer query is cut
 ROUNDING = 5e-5                                             # scores are compared at four decimals
-BLOCK = 512                                                 # products per block when the best are searched
+BLOCK = 64                                                  # products per block when the best are searched
 CHUNK = 2 ** 23                                             # occurrences handled at once while an index is made
 _WORD = re.compile(r"\w+(?:(?<=[^\W\d_])['\u2019.:](?=[^\W\d_])\w+|(?<=\d)[.,'\u2019](?=\d)\w+)*")
 _local = threading.local()                                  # a stemmer serves one thread only
@@ -81,7 +81,9 @@ class ProductIndex:
                 scores[self._positions[postings]] += self._weights[postings]
         found = np.flatnonzero(scores >= _least(scores, limit))
         rounded = np.round(scores[found], 4)                 # sums that differ in the last bit only are a tie
-        found, rounded = found[rounded > 0], rounded[rounded > 0]
+        floor = np.partition(rounded, len(rounded) - limit)[len(rounded) - limit] if len(rounded) > limit else 0.0
+        kept = (rounded >= floor) & (rounded > 0)
+        found, rounded = found[kept], rounded[kept]
         return found[np.argsort(-rounded, kind="stable")][:limit].tolist()
 
 

@@ -11,7 +11,6 @@ import copy
 import hashlib
 import threading
 from collections import OrderedDict, deque
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Sequence
 
