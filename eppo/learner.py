@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from eppo.algorithms import Algorithm, Forward
 from eppo.batching import microbatches
-from eppo.clipping import ClipMasks, clip_masks
 from eppo.config import RunConfig
 from eppo.measure import update_metrics
 from eppo.policy import Scores, token_scores
@@ -31,6 +30,7 @@ class Learner:
 
     def __init__(self, model: nn.Module, algorithm: Algorithm, config: RunConfig, reference: nn.Module | None = None) -> None:
         self.model, self.algorithm, self.config = model.train(), algorithm, config
+        algorithm.begin(model, config.tasks, config.steps, config.seed)
         needs_reference = "ref_logp" in algorithm.needs
         self.reference = (reference or copy.deepcopy(model)).eval().requires_grad_(False) if needs_reference else None
         self.parameters = [p for p in (*model.parameters(), *algorithm.extra_parameters()) if p.requires_grad]
@@ -82,7 +82,7 @@ class Learner:
                 gradients[task] = self._take_gradient()
         if by_task:
             self._set_gradient(algorithm.combine(gradients))
-        metrics |= update_metrics(batch, logp_BT, self._masks(batch, logp_BT, lo_BT, hi_BT), lo_BT, hi_BT)
+        metrics |= update_metrics(batch, logp_BT, algorithm.clip_events(batch, logp_BT, lo_BT, hi_BT), lo_BT, hi_BT)
         metrics["loss/grad_norm"] = self._step()
         return metrics
 
@@ -101,10 +101,6 @@ class Learner:
             metrics[f"loss/{name}"] = metrics.get(f"loss/{name}", 0.0) + losses[name].item()
         sum(losses.values()).backward()
         return scores.logp_BT.detach().cpu()
-
-    def _masks(self, batch: Batch, logp_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> ClipMasks:
-        return clip_masks(logp_BT, batch.sampler_logp_BT, batch.advantages_BT, batch.mask_BT, lo_BT, hi_BT,
-                          self.algorithm.dual_clip)
 
     def _step(self) -> float:
         optim = self.config.optim

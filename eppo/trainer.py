@@ -30,10 +30,9 @@ from eppo.measure import batch_metrics, episode_row, task_stats, trajectory_row,
 from eppo.pools import WeightPools
 from eppo.records import RunWriter
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs, to_groups
+from eppo.selection import MAX_ROUNDS
 from eppo.types import Batch, Group, StepRecord, Trajectory
 from eppo.warm_start import make_env, start_policy
-
-MAX_REFILLS = 10                                            # rounds of dynamic sampling per step (DAPO's max_num_gen_batches)
 
 
 def train(config: RunConfig, resume: bool = False) -> Iterator[StepRecord]:
@@ -125,7 +124,7 @@ class _Run:
         rollout = self.config.rollout
         quota = dict.fromkeys(self.config.tasks, rollout.prompts_per_task)
         groups: list[Group] = []
-        for _ in range(MAX_REFILLS):
+        for _ in range(MAX_ROUNDS):
             jobs = self.sampler.jobs(step, quota, rollout.group_size)
             groups = [*groups, *to_groups(self._play(jobs, self.envs, self.limits))]
             groups, quota = self.algorithm.select(groups)

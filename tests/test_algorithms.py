@@ -75,9 +75,9 @@ def run(method, batch, steps=STEPS, **how):
 def test_names_and_defaults():
     assert set(METHODS) <= set(ALGORITHMS) and [get_algorithm(name).name for name in METHODS] == list(METHODS)
     common = dict(dual_clip=3.0, kl_coef=1e-4, kl_kind="k3", reduction="token_mean", max_tokens=None, advantage="grpo", ddof=1,
-                  mask_zero_variance_groups=False)
+                  mask_zero_variance_groups=False, gradient_cosines=False)
     paced = dict(eps0=0.2, beta=0.95, eps_min=0.15, eps_max=0.30, sigma_floor=0.0, ref_batches=1, warmup_steps=0, z_ddof=0,
-                 h_floor=1e-3, n_min=1)
+                 h_floor=1e-3, n_min=1, entropy_unit="token")
     trend = dict(kappa=1.0, trend_mode="absolute")
     fixed = dict(clip_low=0.2, clip_high=0.2)
     assert get_algorithm("grpo").settings == common | fixed | dict(task_norm=False)
@@ -95,7 +95,7 @@ def test_docstring_is_the_method(name):
 
 
 @pytest.mark.parametrize("name, settings, message", [
-    ("epo", {}, "unknown method 'epo'; did you mean 'eppo'"), ("eppo", {"alhpa": 0.2}, "did you mean 'alpha'"),
+    ("epppo", {}, "unknown method 'epppo'; did you mean 'eppo'"), ("eppo", {"alhpa": 0.2}, "did you mean 'alpha'"),
     ("eppo", {"clip_low": 0.1}, "unknown setting of method 'eppo': 'clip_low'"),
     ("eppo_no_task_clip", {"alpha": 0.1}, "'alpha'"), ("eppo_no_trend", {"kappa": 2.0}, "'kappa'"),
     ("grpo", {"alpha": 0.4}, "unknown setting of method 'grpo': 'alpha'"),

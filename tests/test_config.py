@@ -64,7 +64,7 @@ def test_overrides_short_and_dotted():
     ({"tasks": ["db", "webshp"]}, ["unknown task in tasks: 'webshp'", "did you mean 'webshop'"]),
     ({"tasks": ["db", "db"]}, ["each once"]),
     ({"tasks": []}, ["at least one task"]),
-    ({"method": "epo"}, ["unknown method 'epo'", "did you mean 'eppo'"]),
+    ({"method": "epppo"}, ["unknown method 'epppo'", "did you mean 'eppo'"]),
     ({"algorithm.alfa": 0.1}, ["'alfa'", "did you mean 'alpha'"]),
     ({"env.rules": "stric"}, ["env.rules: 'stric'", "did you mean 'strict'"]),
     ({"rollout": 3}, ["rollout = 3", "must be a mapping"]),
@@ -93,7 +93,7 @@ def test_bad_overrides(overrides, words):
     ("inherits: micr", ["unknown recipe 'micr'", "did you mean 'micro'"]),
     ("sweep: {method: [eppo]}", ["sweep", "methods, seeds"]),
     ("method_settings: {eppo: {alpha: x}}", ["alpha"]),
-    ("method_settings: {epo: {alpha: 0.1}}", ["unknown method 'epo'"]),
+    ("method_settings: {epppo: {alpha: 0.1}}", ["unknown method 'epppo'"]),
 ])
 def test_bad_files_name_the_file(tmp_path, text, words):
     path = write(tmp_path, "bad", text)

@@ -89,14 +89,17 @@ def both(url):
 
 
 def rows(outcome):
-    """The rows of an outcome in a form that compares: numbers by value to six digits; None where it failed."""
+    """The rows of an outcome in a form that compares; None where it failed.
+
+    Numbers by value to six digits and four decimals: MySQL gives averages and quotients of whole numbers no more.
+    """
     if outcome.failed:
         return None
 
     def value(cell):
         if isinstance(cell, str) and re.fullmatch(r"-?\d+(\.\d+)?", cell):
             cell = float(cell)
-        return float(f"{cell:.6g}") if isinstance(cell, (int, float)) else cell
+        return float(f"{round(cell, 4):.6g}") if isinstance(cell, (int, float)) else cell
 
     return [tuple(map(value, row)) for row in ast.literal_eval(outcome.text)]
 
@@ -128,7 +131,7 @@ SELECT STR_TO_DATE(w, '%M %d, %Y') FROM days
 SELECT DATE_FORMAT(d, '%Y/%m'), DATE_FORMAT(d, '%b %d %Y'), EXTRACT(YEAR FROM d), CAST(d AS DATE) FROM days
 SELECT NOW(), CURDATE(), CURTIME(), UNIX_TIMESTAMP(), DATE(NOW())
 SELECT COUNT(DISTINCT name, price), COUNT(*), STD(price), VARIANCE(price), STDDEV_SAMP(price), BIT_OR(price) FROM shop
-SELECT name FROM shop HAVING price > 4
+SELECT name, price FROM shop HAVING price > 4
 SELECT name FROM shop WHERE name REGEXP '^[kp]'
 SELECT REGEXP_REPLACE('abc', 'b', 'x'), REGEXP_SUBSTR('abc', 'b.'), STRCMP('a', 'b'), ELT(2, 'a', 'b'), ASCII('a'), BIN(5)
 SELECT name, RANK() OVER (ORDER BY price DESC) FROM shop

@@ -232,10 +232,10 @@ def test_sweep_out_of_time_says_what_is_left(runner, tree, capsys):
     (["prob"], "did you mean '03_probe'"), (["probe", "-p", "seeed", "3"], "did you mean 'seed'"),
     (["probe", "-p", "seed"], "-p seed needs a value"), (["probe", "-p", "seed", "1", "-p", "seed", "2"], "given twice"),
     (["probe", "--seeds", "1", "1"], "asked for twice"), (["probe", "--recipe", "micro"], "unknown parameter"),
-    (["train", "--recipe", "micor"], "did you mean 'micro'"), (["train", "-p", "method", "epo"], "did you mean 'eppo'"),
+    (["train", "--recipe", "micor"], "did you mean 'micro'"), (["train", "-p", "method", "epppo"], "did you mean 'eppo'"),
     (["sweep"], "needs --recipe"), (["probe", "--hours", "1"], "--hours is for a sweep"),
     (["probe", "--jobs", "0"], "at least 1"),
-    (["sweep", "--recipe", "smoke", "-p", "methods", "epo"], "did you mean 'eppo'"),
+    (["sweep", "--recipe", "smoke", "-p", "methods", "epppo"], "did you mean 'eppo'"),
 ])
 def test_bad_input_is_one_line_and_exit_2(runner, tree, capsys, arguments, words):
     assert runner.main(arguments) == 2

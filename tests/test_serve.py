@@ -351,10 +351,10 @@ AGENT = textwrap.dedent('''
         done = sum(message["role"] == "assistant" for message in body["messages"])
         message = {"role": "assistant", "content": "done"}
         if text in SCRIPTS and done < len(SCRIPTS[text]):
-            message = dict(SCRIPTS[text][done], content="")
+            message = dict(SCRIPTS[text][done])
             message["tool_calls"] = [dict(call, id=f"call_{done}_{number}", function=dict(
                 call["function"], arguments=json.dumps(call["function"]["arguments"])))
-                for number, call in enumerate(message["tool_calls"])]
+                for number, call in enumerate(message.get("tool_calls") or [])] or None
         return JSONResponse({"id": "x", "object": "chat.completion", "created": 0, "model": "script", "choices": [
             {"index": 0, "message": message, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}})

@@ -34,7 +34,7 @@ def search(keywords: str) -> dict[str, object]:
 
 # ---- episodes -----------------------------------------------------------------------------------------------------------
 def test_check_env_passes() -> None:
-    rows = check_env("webshop", sample=5)
+    rows = check_env("webshop", sample=5, sizes=("micro", "small"))
     assert {row["kind"] for row in rows} == set(KINDS)
     micro = [row for row in rows if row["size"] == "micro"]
     assert max(row["max_turns"] for row in micro) <= 6 and max(row["max_chars"] for row in micro) <= 700
@@ -63,7 +63,14 @@ def test_micro_episode_text_by_text() -> None:
     assert result.info["asin"] == goal["asin"] and result.info["turns"] == 5 and result.info["cut_chars"] == 0
 
 
-@pytest.mark.parametrize("size", ("micro", "small"))
+@pytest.mark.extended
+def test_check_env_passes_at_full_size() -> None:
+    rows = check_env("webshop", sample=40, sizes=("full",))
+    assert {row["kind"] for row in rows} == set(KINDS) and all(row["mean_turns"] <= 6 for row in rows)
+    check_env("webshop", sample=20, sizes=("full",), splits=("dev",), rules="agentbench")
+
+
+@pytest.mark.parametrize("size", ("micro", "small", pytest.param("full", marks=pytest.mark.extended)))
 def test_kinds_are_what_they_say(size: str) -> None:
     env = envs.make("webshop", size=size, split="dev")
     turns = collections.defaultdict(list)
@@ -146,25 +153,56 @@ def test_site_crash_is_a_task_error_under_agentbench() -> None:
     assert (result.status, result.reward, result.done) == (Status.TASK_ERROR, 0.0, True)
 
 
-@pytest.mark.parametrize("rules", ("strict", "agentbench"))
-def test_random_play_never_raises_and_rarely_wins(rules: str) -> None:
-    rng, env = random.Random(0), envs.make("webshop", split="dev", rules=rules)
-    junk, wins, episodes = garbage_turns(env.tools), 0, 0
-    for number in range(150):
-        env.reset(number % len(env.instances))
+def hostile_turn(rng: random.Random, env: envs.Env, junk: list[object]) -> object:
+    """Anything that a broken policy may send."""
+    move = rng.random()
+    words = rng.choice(["red shirt", "]]", "a[b]c", "<q> shirt", "<c> home", "<r>", "<a> x", "cup " * 3, "\x00", "\ud800", "",
+                        " ", "w " * 30_000, "\n", "\u00e9" * 300, env.goal["instruction_text"]])
+    if move < 0.2:
+        return rng.choice(junk)
+    if move < 0.45:
+        return search(words)
+    if move < 0.6:
+        return click(rng.choice([words, "Add to Cart", "buy", "B0", "search", "next >", "< PREV"]))
+    return click(rng.choice(env.session.clickables or ["search"]))
+
+
+def fuzz(count: int, size: str, rules: str) -> float:
+    """`count` hostile turns; the share of episodes that end with reward 1."""
+    rng, env = random.Random(0), envs.make("webshop", size=size, split="dev", rules=rules)
+    junk, wins, episodes, turns = garbage_turns(env.tools), 0, 0, 0
+    goods = [repr(product) for product in env.catalogue.products[:300]]
+    goals = fingerprint([instance.data for instance in env.instances])
+    while turns < count:
+        env.reset(rng.randrange(len(env.instances)))
         episodes, result = episodes + 1, None
         while result is None or not result.done:
-            move = rng.random()
-            if move < 0.3:
-                turn = rng.choice(junk)
-            elif move < 0.5:
-                turn = search(rng.choice(["red shirt", "]]", "<q> shirt", "cup " * 3]))
-            else:
-                turn = click(rng.choice(env.session.clickables or ["search"]))
+            turn, before = hostile_turn(rng, env, junk), (env.session.text(), dict(env.session.chosen), env.invalid_calls)
             result = env.step(turn)
-            assert 0.0 <= result.reward <= 1.0 and all(len(message["content"]) <= 101_000 for message in result.messages)
+            turns += 1
+            assert 0.0 <= result.reward <= 1.0 and result.status != Status.ENVIRONMENT_ERROR
+            assert all(len(message["content"]) <= 201_000 for message in result.messages)
+            if rules == "strict" and env.invalid_calls > before[2]:
+                assert (env.session.text(), env.session.chosen) == before[:2]            # an invalid call changes nothing
+        assert env.step(search("x")) is result
         wins += result.reward == 1.0
-    assert wins < episodes / 4
+    assert goods == [repr(product) for product in env.catalogue.products[:300]]
+    assert goals == fingerprint([instance.data for instance in env.instances])
+    return wins / episodes
+
+
+@pytest.mark.parametrize("rules", ("strict", "agentbench"))
+def test_random_play_never_raises_and_rarely_wins(rules: str) -> None:
+    assert fuzz(1500, "micro", rules) < 0.25
+    fuzz(400, "small", rules)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("rules", ("strict", "agentbench"))
+def test_a_hundred_thousand_hostile_turns_raise_nothing(rules: str) -> None:
+    for size in ("micro", "small"):
+        fuzz(50_000, size, rules)
 
 
 # ---- what the catalogues and instances depend on ------------------------------------------------------------------------

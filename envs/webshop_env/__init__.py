@@ -12,12 +12,10 @@ is upstream's way; see `reward.noun_tagger`).
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from envs.base import Env, EnvFault, Message, Status, assistant_call, function_tool
@@ -25,7 +23,7 @@ from envs.instances import Instance, generate
 from envs.tool_calls import ParsedTurn, ToolCall
 from envs.webshop_env import catalogue as products
 from envs.webshop_env import goals, lexicon
-from envs.webshop_env.official import official_catalogue
+from envs.webshop_env.official import official_catalogue, official_folder
 from envs.webshop_env.pages import BACK, BUY, NEXT, PREV, Compact, Full
 from envs.webshop_env.reward import best_options, noun_tagger, obstacle, purchase_reward
 from envs.webshop_env.session import Session, SiteError
@@ -78,10 +76,10 @@ class WebShopEnv(Env):
     def _shop(self) -> tuple[Full, products.Catalogue]:
         generated = self.source == "generated"
         return Compact() if self.micro else Full(), \
-            products.generated(self.size) if generated else official_catalogue(_official_folder(self.path))
+            products.generated(self.size) if generated else official_catalogue(official_folder(self.path))
 
     def _official_goals(self) -> tuple[list[goals.Goal], dict[str, str]]:
-        folder = _official_folder(self.path)
+        folder = official_folder(self.path)
         return products.shared(("goals", str(folder.resolve())),
                                lambda: goals.official_goals(folder, official_catalogue(folder)))
 
@@ -293,13 +291,3 @@ def _verb(name: str) -> str:
 def _clean(text: str) -> str:
     """`text` without lone surrogates, which no tokenizer takes."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _official_folder(path: str | None) -> Path:
-    root = path or os.environ.get("EPPO_DATA")
-    if not root:
-        raise EnvFault("webshop: source='official' needs the folder of official files: path=... or the variable EPPO_DATA")
-    folder = Path(root) / "webshop"
-    if not folder.is_dir():
-        raise EnvFault(f"webshop: {folder} is not a folder")
-    return folder

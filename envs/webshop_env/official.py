@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,17 @@ RAW_FIELDS = {"asin": str, "name": str, "full_description": str, "small_descript
               "query": str, "product_category": str}
 _CHUNK, _LONGEST = 2 ** 20, 2 ** 24                          # characters read at once; characters of the longest record
 _GAP, _SPACE = re.compile(r"[\s,]*"), re.compile(r"\s*")
+
+
+def official_folder(path: str | None) -> Path:
+    """The folder `webshop` below `path` or below the folder that EPPO_DATA names. EnvFault: there is none."""
+    root = path or os.environ.get("EPPO_DATA")
+    if not root:
+        raise EnvFault("webshop: source='official' needs the folder of official files: path=... or the variable EPPO_DATA")
+    folder = Path(root) / "webshop"
+    if not folder.is_dir():
+        raise EnvFault(f"webshop: {folder} is not a folder")
+    return folder
 
 
 def official_catalogue(folder: Path) -> Catalogue:
