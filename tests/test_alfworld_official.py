@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from statistics import median
 
 import pytest
 
@@ -201,3 +202,17 @@ def test_a_closed_environment_needs_a_reset():
     with pytest.raises(RuntimeError, match="call reset"):
         act(env, "look")
     assert env.reset(0) == opening and re.match("house", opening[0]["content"])
+
+
+def test_full_size_is_as_hard_as_the_official_games():
+    """Official training games, one in twenty: median plan 6, receptacles 20, objects 28, commands 22 (95 %: 9, 41, 54, 43)."""
+    env = envs.make("alfworld", size="full", split="dev")
+    plans, receptacles, objects, commands = [], [], [], []
+    for index, instance in enumerate(env.instances):
+        world = env._world(instance)
+        plans.append(len(env.oracle(index)))
+        receptacles.append(len(world.house.receptacles))
+        objects.append(sum(map(len, world.contents.values())))
+        commands.append(len(world.commands))
+    assert median(plans) == 6 and 7 <= sorted(plans)[94] <= 10
+    assert 16 <= median(receptacles) <= 25 and 23 <= median(objects) <= 38 and 18 <= median(commands) <= 28

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sqlite3
 
 import pytest
@@ -26,7 +27,7 @@ QUESTIONS = [
     ("Any two singers?", "SELECT name FROM singer LIMIT 2"),
     ("Nobody?", "SELECT name FROM singer WHERE age > 100"),
     ("Everything?", "SELECT a.id FROM singer a, singer b, singer c, singer d"),
-    ("Fees, sorted?", "SELECT name FROM singer ORDER BY fee"), ("Broken?", "SELECT nothing FROM")]
+    ("Fees, sorted?", "SELECT name FROM singer ORDER BY fee"), ("Broken?", "SELECT name FROM singer WHERE")]
 SKIPPED = {7: "LIMIT cuts through a tie", 8: "the SQL fails: no such column: city", 9: "LIMIT without an order",
            10: "the answer has no rows", 11: "the answer has over 100 rows", 13: "the SQL fails: incomplete input",
            14: "no database elsewhere/elsewhere.sqlite in database, databases, dev_databases, test_database",
@@ -82,7 +83,7 @@ def test_episodes_on_a_file(folder):
         for statement in ("DELETE FROM singer", "DROP TABLE singer", "CREATE TABLE x (a)", "PRAGMA writable_schema = 1",
                           "ATTACH 'x' AS y", "VACUUM"):
             text = env.step(sql(statement)).messages[0]["content"]
-            assert "readonly" in text or "not authorized" in text or "attached databases" in text, text
+            assert re.search("readonly|not authorized|authorization denied|attached databases", text), text
         rows = env.step(sql("SELECT group_concat(name, '+'), CAST(max(age) AS TEXT) || '!' FROM singer")).messages[0]["content"]
         assert rows == "[('Ann+Bob+Cleo+Dan', '52!')]"
         assert env.step(sql("SELECT x FROM singer")).messages[0]["content"] == "no such column: x"

@@ -69,6 +69,7 @@ def test_the_index_finds_what_sparql_finds():
         program = walk(rng, GRAPH, rng.randint(1, 4)) if index % 2 else random_program(rng, GRAPH, rng.randint(0, 4))
         expected = by_query(GRAPH.store, program)
         assert GRAPH.store._query_predicates(program) == expected, program
+        assert GRAPH.store.index.members_of(program) == GRAPH.store.execute(program), program
         found += bool(expected)
     assert found > 200
 
@@ -137,7 +138,7 @@ def test_tool_calls_on_a_million_triples_stay_below_three_milliseconds(capsys):
                 break
             assert timed("get_neighbors", variable=at, relation=rng.choice(listed)).startswith("Observation: variable")
             at = f"#{len(env.variables) - 1}"
-            largest = max(largest, int(store._index._members(env.variables[-1].program).sum()))
+            largest = max(largest, int(store.index._members(env.variables[-1].program).sum()))
         if at != "start":
             timed("get_attributes", variable=at), timed("argmax", variable=at, attribute="domain.type.number_0")
             timed("get_relations", variable=f"#{len(env.variables) - 1}"), timed("count", variable=at)

@@ -4,6 +4,8 @@ accident."""
 import math
 import os
 import random
+import select
+import signal
 import threading
 import time
 from collections import Counter
@@ -64,12 +66,8 @@ class Hostile:
         if self.fate == "slow step":
             time.sleep(0.05)
         if self.fate == "dead sandbox" and self.task == "os" and self.steps == 1:
-            self.inner._sandbox.close()
-            self.inner._sandbox._pidfd = os.open("/dev/null", os.O_RDONLY)   # a sandbox that is gone
-            try:
-                return self.inner.step(turn, finish_reason=finish_reason)
-            finally:
-                os.close(self.inner._sandbox._pidfd) if self.inner._sandbox else None
+            signal.pidfd_send_signal(self.inner._sandbox._pidfd, signal.SIGKILL)
+            select.select([self.inner._sandbox._pidfd], [], [], 10)          # readable when it is dead
         return self.inner.step(turn, finish_reason=finish_reason)
 
     def close(self):
@@ -178,9 +176,9 @@ def judge(facts, count):
     assert not wrong, wrong.most_common(10)
 
 
-def test_three_hundred_hostile_episodes_are_each_accounted_for():
-    facts, _ = run(300, 1, workers=16)
-    judge(facts, 300)
+def test_two_hundred_hostile_episodes_are_each_accounted_for():
+    facts, _ = run(200, 1, workers=16)
+    judge(facts, 200)
     assert {fate for _, fate, *_ in facts} == set(FATES)
 
 

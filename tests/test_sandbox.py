@@ -1,6 +1,7 @@
 """The shell sandbox: what it keeps between commands, what it stops, and that nothing gets out or stays behind."""
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -144,6 +145,9 @@ def test_a_file_cannot_exceed_its_limit(fresh):
 
 # ---- escapes: each is an attempt that must end as stated ------------------------------------------------------------------
 PYTHON_SOCKET = "python3 -c 'import socket; socket.socket(%s)'"
+COLUMN = list(seccomp.ARCHES).index(platform.machine()) if platform.machine() in seccomp.ARCHES else 0
+SYSTEM_CALL = ("python3 -c 'import ctypes; c = ctypes.CDLL(None, use_errno=True); "
+               "print(c.syscall(%d, 0, 0, 0, 0, 0), ctypes.get_errno())'")
 ESCAPES = {
     "read the host's password hashes": ("cat /etc/shadow", "No such file"),
     "see the host's accounts": ("grep -v -E '^(root|nobody):' /etc/passwd || echo none", "none"),
@@ -183,7 +187,23 @@ ESCAPES = {
     "have capabilities": ("grep -E 'Cap(Prm|Eff|Bnd|Amb|Inh)' /proc/self/status | cut -f 2 | sort -u", "0000000000000000"),
     "use a terminal of the host": ("tty; ls /dev/tty0 /dev/pts/0; : > /dev/tty", "not a tty"),
     "see control groups": ("ls -A /sys /sys/fs/cgroup", "cannot access"),
-}
+    "leave by climbing out of the root": ("ls /proc/self/root/../../boot /../../boot", "cannot access"),
+    "map other user ids into the namespace": ("echo '0 0 4294967295' > /proc/self/uid_map", "not permitted"),
+    "enter the namespaces of another process": ("nsenter -t 1 -m true", "Operation not permitted"),
+    "rename the machine": ("hostname evil 2>&1; hostname", "agent"),
+    "catch crashes of the host": ("echo '|/tmp/x' > /proc/sys/kernel/core_pattern", "denied"),
+    "read the kernel's memory": ("head -c 1 /proc/kcore", "cannot open"),
+    "open a disk": ("cat /dev/vda /dev/sda /dev/nvme0n1 /dev/mem", "No such file"),
+    "raise the limit on processes": ("ulimit -u 100000", "cannot modify limit"),
+    "outrank other processes": ("nice -n -10 true", "Permission denied"),
+    "hide from the memory killer": ("echo -1000 > /proc/self/oom_score_adj", "Permission denied"),
+    "reach a socket of the host by name": (
+        "python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"\\0/tmp/.X11-unix/X0\")'", "Connection refused"),
+    "reach a service of the host": ("timeout 1 bash -c 'echo > /dev/tcp/127.0.0.1/22'", "Connection refused"),
+    "read the paths of the host from the mounts": (f"grep -c {ROOT} /proc/self/mountinfo", "0"),
+} | {f"call {name}": (SYSTEM_CALL % seccomp.DENIED[name][COLUMN], "-1 1") for name in (
+    "bpf", "keyctl", "perf_event_open", "userfaultfd", "io_uring_setup", "finit_module", "process_vm_readv", "open_by_handle_at",
+    "mount_setattr", "pidfd_getfd", "kexec_load", "personality")}
 
 
 @pytest.mark.parametrize("attempt", ESCAPES)
@@ -452,7 +472,7 @@ def test_links_out_of_a_copy_lead_nowhere(fresh):
 
 
 # ---- without user namespaces, and the whole file system ---------------------------------------------------------------------
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rootly():
     if not ROOT_OK:
         pytest.skip(f"no bubblewrap-root here: {probe('bubblewrap-root')[1]}")
@@ -460,7 +480,7 @@ def rootly():
         yield sandbox
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def whole():
     with Sandbox("mkdir /root/box; echo plum > /root/box/kiwi", WHOLE) as sandbox:
         yield sandbox
@@ -487,27 +507,29 @@ def test_escape_fails_in_the_whole_file_system(whole, attempt):
     assert whole.run("cat /root/box/kiwi").text == "plum\n"
 
 
-def test_the_guard_over_preloading_stands_in_the_whole_file_system_too(whole):
-    whole.run("echo /tmp/evil.so > /etc/ld.so.preload; rm -f /etc/ld.so.preload; mv /etc /etc2; mkdir /etc; echo x > "
-              "/etc/ld.so.preload")
-    for place in ("/usr", "/usr/bin", "/bin", "/lib", "/lib64", "/etc"):
-        whole.run(f"mv {place} /away; rm -rf {place}; mkdir -p {place}; printf '#!/bin/sh\necho fake\n' > {place}/id; chmod +x "
-                  f"{place}/id; "
-                  f"cp {place}/id {place}/cat")
-    for box in (whole, whole.copy()):
-        assert box.check("cat /etc/ld.so.preload 2>/dev/null; id -u").text == "0\n"
+def test_the_guard_over_preloading_stands_in_the_whole_file_system_too():
+    with Sandbox(limits=WHOLE) as box:
+        box.run("echo /tmp/x.so > /etc/ld.so.preload; rm -f /etc/ld.so.preload; mv /etc /etc2; mkdir /etc; echo x > /etc/ld.so.preload")
+        for place in ("/usr", "/usr/bin", "/bin", "/lib", "/lib64", "/etc"):
+            box.run(f"mv {place} /away; rm -rf {place}; mkdir -p {place}; printf '#!/bin/sh\\necho fake\\n' > {place}/id; "
+                    f"chmod +x {place}/id; cp {place}/id {place}/cat")
+        with box.copy() as twin:
+            for here in (box, twin):
+                assert here.check("cat /etc/ld.so.preload 2>/dev/null; id -u").text == "0\n"
 
 
 def test_without_user_namespaces_nothing_runs_as_a_real_root(rootly):
-    text = rootly.run("id -un; id -u; grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f 2 | sort -u; cat /proc/1/status | "
-                      "grep Uid").text
+    text = rootly.run("id -un; id -u; grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f 2 | sort -u; grep Uid /proc/1/status").text
     name, number, capabilities, uids = text.splitlines()
     assert name == "root" and int(number) >= server.FIRST_UID and capabilities == "0000000000000000"
     assert set(uids.split()[1:]) == {number}
+
+
+def test_without_user_namespaces_a_fork_bomb_leaves_the_others_their_processes(rootly):
     with Sandbox(limits=TIGHT, mode="bubblewrap-root") as other:
-        assert other.run("id -u").text != f"{number}\n"      # or one would use up the other's processes
-        rootly.run("bomb() { bomb | bomb & }; bomb; sleep 0.3")
-        assert other.run("(echo fine)").text == "fine\n"
+        assert other.run("id -u").text != rootly.run("id -u").text
+        other.run("bomb() { bomb | bomb & }; bomb; sleep 0.3")
+        assert rootly.run("(echo fine)").text == "fine\n"
 
 
 def test_the_mode_is_probed_in_order_and_named(monkeypatch):

@@ -12,14 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from models import tiny_tokenizer
 
 import envs
 from envs.base import Status, assistant_call
 from envs.check import check_env
 from envs.contract import garbage_turns
 from envs.instances import fingerprint, load_instances, save_instances
+from envs.tool_calls import render_turn
 from envs.webshop_env import catalogue as products
 from envs.webshop_env.goals import KINDS
+from eppo.chat import ChatFormat
+from eppo.generate import ScriptedGenerator
+from eval.agentbench import evaluate
 
 ROOT = Path(__file__).parent.parent
 
@@ -151,6 +156,20 @@ def test_site_crash_is_a_task_error_under_agentbench() -> None:
     env.reset(0)
     result = env.step(search("<a> cotton"))
     assert (result.status, result.reward, result.done) == (Status.TASK_ERROR, 0.0, True)
+
+
+def test_a_perfect_shopper_scores_one_through_the_whole_stack() -> None:
+    """Environment, rollout, evaluation rows; who looks for a button that does not exist scores nothing."""
+    chat = ChatFormat(tiny_tokenizer())
+    for size, rules in (("micro", "strict"), ("small", "agentbench")):
+        turns = envs.make("webshop", size=size, split="dev", rules=rules).oracle(0)
+        scores = []
+        for played in (turns, [*turns[:-1], *[click("Add to Cart")] * 20]):
+            script = [chat.turn_ids(render_turn(turn)) for turn in played]
+            rows = evaluate(ScriptedGenerator(script), ["webshop"], seeds=(0, 1), tokenizer=chat, size=size, split="dev",
+                            rules=rules, instances=1, max_tokens=60_000, workers=1)
+            scores += [(row.success, row.score, row.status) for row in rows.itertuples()]
+        assert scores == [(True, 1.0, "completed")] * 2 + [(False, 0.0, "task limit reached")] * 2
 
 
 def hostile_turn(rng: random.Random, env: envs.Env, junk: list[object]) -> object:

@@ -157,6 +157,26 @@ def test_official_order_is_that_of_seed_233() -> None:
     assert OFFICIAL_SPLITS == {"test": (0, 200), "dev": (200, 280), "train": (1000, 12_000)}
 
 
+def test_damaged_instructions_are_listed_or_named(tmp_path: Path) -> None:
+    folder = write_shop(tmp_path, [document("B1"), document("B2"), document("B3")])
+    good = {"instruction": "a mug", "instruction_attributes": ["big handle"], "instruction_options": []}
+    (folder / "items_human_ins.json").write_text(json.dumps({"B1": [good, good | {"instruction_options": None}, 3], "B2": "text",
+                                                             "B3": good}))
+    env = envs.make("webshop", source="official", split="test", path=str(tmp_path))
+    assert sorted(instance.data["goal"]["asin"] for instance in env.instances) == ["B1", "B3"]
+    assert env.skipped == {"B1/1": "missing or of another type: instruction_options",
+                           "B1/2": "missing or of another type: instruction, instruction_attributes, instruction_options",
+                           "B2/0": "missing or of another type: instruction, instruction_attributes, instruction_options"}
+
+
+@pytest.mark.parametrize("text", ("[]", "{", "3"))
+def test_a_damaged_instruction_file_is_named(tmp_path: Path, text: str) -> None:
+    folder = write_shop(tmp_path, [document("B1")])
+    (folder / "items_human_ins.json").write_text(text)
+    with pytest.raises(EnvFault, match="items_human_ins.json cannot be read"):
+        envs.make("webshop", source="official", split="test", path=str(tmp_path))
+
+
 def test_shared_titles_are_found_by_the_whole_text(tmp_path: Path) -> None:
     """More products of one title than a search lists: the expert searches for more words."""
     lines = [document(f"B{number:03}", Title="Plain Mug", Description=f"Number n{number}x") for number in range(70)]

@@ -65,7 +65,7 @@ def cases(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         for source in options.source or cls.sources:
             sizes = ("",) if source == "official" else options.size or cls.sizes
             found += [{"task": task, "source": source, "size": size, "backend": engine, "rules": options.rules,
-                       "path": options.path} for size in sizes
+                       "path": options.path and str(Path(options.path).resolve())} for size in sizes
                       if (engine, size) != ("textworld", "micro")]        # micro has texts of its own
     return found
 

@@ -81,8 +81,8 @@ def _build_index(folder: Path) -> None:
         if webshop.needs_index(folder):
             print(f"building the search index in {folder / webshop.INDEX}: about five minutes for 1.18 million products")
             webshop.build_index(folder)
-    except EnvFault as fault:
-        print(fault, file=sys.stderr)
+    except (EnvFault, OSError) as fault:
+        print(f"no index: {fault}", file=sys.stderr)
 
 
 # ---- downloads ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import calendar
+import contextlib
 import datetime
 import decimal
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 from envs.base import EnvFault
 from envs.db_env.child import MAX_ROWS, MAX_TEXT, STATE_CHARS, STATE_ROWS
-from envs.db_env.dialect import identifier, sql_state
+from envs.db_env.dialect import sql_state
 from envs.db_env.functions import NOW
 from envs.db_env.worker import STATEMENT_CPU_S, Outcome
 
@@ -95,10 +96,10 @@ class Slot:
         self.run(f"DROP DATABASE IF EXISTS `{name}`",
                  f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci", f"USE `{name}`")
         for table in tables:
-            columns = ", ".join(f"{identifier(column)} {kind}" for column, kind in table["columns"])
+            columns = ", ".join(f"{quoted(column)} {kind}" for column, kind in table["columns"])
             rows = [f"({', '.join(map(self.admin.escape, row))})" for row in table["rows"]]
-            self.run(f"CREATE TABLE {identifier(table['name'])} ({columns})",
-                     *([f"INSERT INTO {identifier(table['name'])} VALUES {', '.join(rows)}"] if rows else []))
+            self.run(f"CREATE TABLE {quoted(table['name'])} ({columns})",
+                     *([f"INSERT INTO {quoted(table['name'])} VALUES {', '.join(rows)}"] if rows else []))
 
     def state(self, name: str) -> dict[str, Any] | None:
         """{table: [columns, rows]} of a database, or None if there is more in it than any gold state holds."""
@@ -108,13 +109,23 @@ class Slot:
             columns = [row[0] for row in self.run(
                 "SELECT column_name FROM information_schema.columns WHERE "
                 f"table_schema = '{name}' AND table_name = {self.admin.escape(table)} ORDER BY ordinal_position")]
-            rows = self.run(f"SELECT * FROM `{name}`.{identifier(table)} LIMIT {rows_left + 1}")
+            rows = self.run(f"SELECT * FROM `{name}`.{quoted(table)} LIMIT {rows_left + 1}")
             tables[table] = [columns, [list(map(plain, row)) for row in rows]]
             rows_left -= len(rows)
             chars_left -= sum(len(value) for row in tables[table][1] for value in row if isinstance(value, str))
             if rows_left < 0 or chars_left < 0:
                 return None
         return tables
+
+    def is_alive(self) -> bool:
+        """Whether the administrator's connection still works."""
+        import pymysql
+
+        try:
+            self.admin.ping(reconnect=False)
+        except (pymysql.err.MySQLError, OSError):
+            return False
+        return True
 
     def drop(self) -> None:
         """Remove the database and the user."""
@@ -135,10 +146,14 @@ class _Slots:
         self._lock = threading.Lock()
 
     def acquire(self, url: str) -> Slot:
-        with self._lock:
-            if self._idle.get(url):
-                return self._idle[url].pop()
-        return Slot(url)
+        while True:
+            with self._lock:
+                idle = self._idle.get(url)
+                slot = idle.pop() if idle else None
+            if slot is None:
+                return Slot(url)
+            if slot.is_alive():                             # a server closes idle connections
+                return slot
 
     def release(self, url: str, slot: Slot) -> None:
         with self._lock:
@@ -170,11 +185,7 @@ class ServerDatabase:
         self._url, self._tables, self._raw, self._time_s = url, tables, raw, time_s
         self._owner, self._agent = os.getpid(), None
         self._slot: Slot | None = SLOTS.acquire(url)
-        try:
-            self._slot.create(self._slot.name, tables)
-        except EnvFault:                                    # an idle connection may have been closed by the server
-            self._slot = Slot(url)
-            self._slot.create(self._slot.name, tables)
+        self._slot.create(self._slot.name, tables)
 
     def query(self, sql: str) -> Outcome:
         """Run one statement and commit it."""
@@ -211,10 +222,10 @@ class ServerDatabase:
             rows.append(row if self._raw else tuple(map(plain, row)))
             size += len(repr(rows[-1])) + 2
             if len(rows) >= MAX_ROWS or size > MAX_TEXT:
-                cursor.connection = None                    # else the driver reads the rest, however long
-                self._hang_up()
-                return rows
-        cursor.close()
+                slot.run(f"KILL QUERY {self._agent.thread_id()}")       # else the driver reads the rest, however long
+                break
+        with contextlib.suppress(pymysql.err.MySQLError):   # what was under way, and the interruption
+            cursor.close()
         self._agent.commit()
         return rows
 
@@ -254,6 +265,11 @@ class ServerDatabase:
     def _anonymous(self, text: str) -> str:
         """`text` without the name of the database or user, which is another in each run."""
         return text.replace(f"{self._slot.name}.", "").replace(self._slot.name, "main")
+
+
+def quoted(name: str) -> str:
+    """`name` in back-ticks; names of the public tables may be reserved words."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def plain(value: Any) -> Any:

@@ -105,10 +105,10 @@ class GraphStore(DiskStore):
         triples = list(triples)
         self._store = _pyoxigraph().Store()
         self._store.bulk_extend(quads(triples))
-        self._index = PredicateIndex(triples, self._ranks, ontology.attributes)
+        self.index = PredicateIndex(triples, self._ranks, ontology.attributes)
 
     def _query_predicates(self, program: Program) -> tuple[str, ...]:
-        return self._index.predicates_of(program)
+        return self.index.predicates_of(program)
 
     def _ranks(self, attribute: str) -> dict[Any, int]:
         """The values of an attribute, as they came, with their places in SPARQL's order; equal terms share one."""

@@ -109,6 +109,9 @@ class OSEnv(Env):
                     with box.copy() as twin:
                         gold = official.run_reference(twin, data).text
             return box, gold
+        except CopyFailed as failure:                        # no agent has been here yet
+            box.close()
+            raise EnvFault(f"os: {failure}") from failure
         except BaseException:
             box.close()
             raise

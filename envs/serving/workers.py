@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
@@ -28,7 +29,7 @@ class LocalWorker:
         self.stale, self.last_visit = False, time.time()
         self._make, self._idle = make, [make()]
         self.indices: list[int | str] = list(range(len(self._idle[0].instances)))
-        self._envs: dict[int, Env] = {}
+        self._envs: dict[int, Env | None] = {}
         self._busy: set[int] = set()
         self._abandoned: set[int] = set()
         self._threads = ThreadPoolExecutor(capacity, thread_name_prefix=name)
@@ -45,6 +46,7 @@ class LocalWorker:
         """Open a sample; messages and tools."""
         if custom_task is not None:
             raise WorkerFault(f"{self.name} knows no custom tasks")
+        self._envs[session] = None                           # the slot is taken while the environment is made
         self._envs[session] = env = self._idle.pop() if self._idle else await self._run(session, self._make)
         messages = await self._run(session, env.reset, int(index))
         return {"messages": messages, "tools": env.tools, "status": Status.RUNNING, "finish": False, "reward": 0.0,
@@ -79,13 +81,17 @@ class LocalWorker:
         except (EnvFault, IndexError) as fault:
             self._release(session)
             raise WorkerFault(str(fault)) from fault
+        except Exception:                                    # a bug: what is left of the environment is not used again
+            self._drop(session)
+            raise
 
     def _done(self, session: int, future: "asyncio.Future[Any]") -> None:
         self._busy.discard(session)
-        if not future.cancelled():
-            future.exception()                               # seen: whoever still waits gets it too
+        failed = future.cancelled() or future.exception() is not None    # seen: whoever still waits gets it too
         if session in self._abandoned:
             self._abandoned.discard(session)
+            if not failed and isinstance(made := future.result(), Env):
+                self._envs[session] = made                   # it was made for nobody
             self._drop(session)
 
     def _release(self, session: int) -> None:
@@ -96,13 +102,13 @@ class LocalWorker:
             self._idle.append(env)
 
     def _drop(self, session: int) -> None:
-        if isinstance(env := self._envs.pop(session, None), Env):
-            self._threads.submit(env.close)
+        if (env := self._envs.pop(session, None)) is not None:
+            threading.Thread(target=env.close, daemon=True).start()
 
     async def close(self) -> None:
         """Close every environment."""
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for env in [*self._idle, *self._envs.values()]:
+        for env in filter(None, [*self._idle, *self._envs.values()]):
             env.close()
         self._idle.clear()
         self._envs.clear()

@@ -16,7 +16,7 @@ from typing import Any
 from envs.base import EnvFault
 from envs.instances import Instance
 from envs.webshop_env.catalogue import Catalogue, Product
-from envs.webshop_env.official import instruction_files
+from envs.webshop_env.official import bad_fields, instruction_files
 from envs.webshop_env.pages import Full
 from envs.webshop_env.reward import NO_LIMIT, plain_nouns, purchase_reward
 
@@ -25,6 +25,8 @@ SHARES = KINDS + ("no option", "one option", "cheaper")     # of eight goals in 
 SHUFFLE_SEED = 233
 OFFICIAL_SPLITS = {"test": (0, 200), "dev": (200, 280), "train": (1000, 12000)}     # AgentBench; upstream tests on 0-499
 MAX_DRAWS = 2000
+SYNTHETIC_FIELDS = {"instruction": str, "instruction_attributes": list}
+HUMAN_FIELDS = SYNTHETIC_FIELDS | {"instruction_options": list}
 
 Goal = dict[str, Any]
 
@@ -140,15 +142,15 @@ def official_goals(folder: Path, catalogue: Catalogue) -> tuple[list[Goal], dict
     """
     human = folder / "items_human_ins.json"
     if human.exists():
-        goals, skipped = _human_goals(_read_json(human), catalogue)
+        goals, skipped = _human_goals(_read_json(human, dict), catalogue)
     else:
         files = instruction_files(folder)
         if not files:
             raise EnvFault(f"webshop: neither items_human_ins.json nor items_ins_v2*.json in {folder}")
-        goals, skipped = _synthetic_goals(_read_json(files[0]), catalogue)
+        goals, skipped = _synthetic_goals(_read_json(files[0], dict), catalogue)
     random.Random(SHUFFLE_SEED).shuffle(goals)
     for path in sorted(folder.glob("human_goals*.json")):
-        texts = _read_json(path)
+        texts = _read_json(path, list)
         skipped[path.name] = f"{len(texts)} texts without products, attributes and options; those are in items_human_ins.json"
     return goals, skipped
 
@@ -160,9 +162,12 @@ def official_instances(goals: list[Goal], split: str) -> list[Instance]:
                      {"goal": goal, "number": number}) for number, goal in enumerate(goals[start:stop], start)]
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, kind: type) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, kind):
+            raise ValueError(f"it holds no {kind.__name__}")
+        return content
     except (OSError, ValueError) as error:
         raise EnvFault(f"webshop: {path} cannot be read: {error}") from error
 
@@ -177,9 +182,9 @@ def _synthetic_goals(records: Any, catalogue: Catalogue) -> tuple[list[Goal], di
     """One goal per combination of a product's option values, in catalogue order."""
     goals, skipped = [], {}
     for product in catalogue.products:
-        record = records.get(product.asin) or {}
-        if not record.get("instruction") or not record.get("instruction_attributes"):
-            skipped[product.asin] = "no instruction" if record else "not among the instructions"
+        record = records.get(product.asin)
+        if record is None or bad_fields(record, SYNTHETIC_FIELDS) or not record["instruction_attributes"]:
+            skipped[product.asin] = "not among the instructions" if record is None else "no instruction"
             continue
         limit = price_bound(product.price, random.Random(f"webshop/bound/{product.asin}"))
         names = sorted(product.options)
@@ -197,9 +202,10 @@ def _human_goals(records: Any, catalogue: Catalogue) -> tuple[list[Goal], dict[s
     skipped = {asin: "the product is not in the catalogue" for asin in records if asin.lower() not in catalogue.positions}
     for asin in sorted(records.keys() - skipped.keys(), key=catalogue.find):
         product = catalogue.products[catalogue.find(asin)]
-        for number, record in enumerate(records[asin]):
-            if not record["instruction_attributes"]:
-                skipped[f"{asin}/{number}"] = "no attributes"
+        for number, record in enumerate(records[asin] if isinstance(records[asin], list) else [records[asin]]):
+            bad = bad_fields(record, HUMAN_FIELDS)
+            if bad or not record["instruction_attributes"]:
+                skipped[f"{asin}/{number}"] = bad or "no attributes"
                 continue
             limit = price_bound(product.price, random.Random(f"webshop/bound/{asin}/{number}"))
             goals.append(_goal(product, record["instruction"].strip("."), record["instruction_attributes"],

@@ -129,7 +129,10 @@ def _documents(path: Path) -> Iterator[Product]:
 
 def _raw_products(path: Path, attributes_path: Path) -> Iterator[Product]:
     records = json.loads(attributes_path.read_text(encoding="utf-8"))
-    attributes = {asin: tuple(record["attributes"]) for asin, record in records.items() if record.get("attributes") is not None}
+    if not isinstance(records, dict):
+        raise EnvFault(f"webshop: {attributes_path} is not an object {{asin: {{attributes: [...]}}}}")
+    attributes = {asin: tuple(record["attributes"]) for asin, record in records.items()
+                  if not bad_fields(record, {"attributes": list})}
     del records
     for number, record in enumerate(read_array(path), 1):
         yield raw_product(record, attributes, f"{path}, record {number}")
@@ -167,11 +170,16 @@ def read_array(path: Path) -> Iterator[Any]:
             text += more
 
 
-def _checked(item: Any, fields: dict[str, Any], where: str) -> dict[str, Any]:
+def bad_fields(item: Any, fields: dict[str, Any]) -> str:
+    """Which of `fields` (name to type) the record `item` lacks, as a sentence; "" if none."""
     bad = sorted(fields) if not isinstance(item, dict) else \
         [name for name, kind in fields.items() if not isinstance(item.get(name), kind)]
-    if bad:
-        raise EnvFault(f"webshop: {where}: missing or of another type: {', '.join(bad)}")
+    return f"missing or of another type: {', '.join(bad)}" if bad else ""
+
+
+def _checked(item: Any, fields: dict[str, Any], where: str) -> dict[str, Any]:
+    if bad := bad_fields(item, fields):
+        raise EnvFault(f"webshop: {where}: {bad}")
     return item
 
 
