@@ -27,7 +27,7 @@ from envs.db_env.functions import NOW
 from envs.db_env.worker import STATEMENT_CPU_S, Outcome
 
 SCHEMES = ("mysql", "mariadb")
-_GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, REFERENCES, CREATE VIEW, CREATE TEMPORARY TABLES"
+_GRANTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, REFERENCES, CREATE VIEW, CREATE TEMPORARY TABLES, EXECUTE"
 _LOST = (2006, 2013, 2055, 0)                               # the connection is gone
 _INTERRUPTED = (1969, 3024, 1317, 1028)
 _NOW = calendar.timegm(datetime.datetime.fromisoformat(NOW).timetuple())

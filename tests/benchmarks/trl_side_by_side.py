@@ -1,0 +1,216 @@
+"""Multi-turn generation and training beside TRL's GRPOTrainer: same model, same tool tasks, alternating in one run.
+
+    python tests/benchmarks/trl_side_by_side.py --rounds 3          # needs the dev extra (trl); prints a markdown table
+
+A round is one step of each side: 8 prompts x 8 rollouts of two-turn tool dialogues on a Qwen2 of hidden size 128 with 4 layers and
+1,536 tokens that has been taught the tool format. Only ratios within a run mean something on a shared machine. Generation counts
+sampled tokens over the time from prompts to finished episodes, tools included; training counts all tokens of the episodes over the
+time of log-probabilities, loss, backward and optimiser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+
+from envs.base import Env, Status, assistant_call, function_tool  # noqa: E402
+from envs.instances import Instance  # noqa: E402
+from envs.tool_calls import render_turn  # noqa: E402
+from eppo.algorithms import get_algorithm  # noqa: E402
+from eppo.batching import to_batch  # noqa: E402
+from eppo.chat import ChatFormat  # noqa: E402
+from eppo.config import load_recipe  # noqa: E402
+from eppo.generate import TransformersGenerator  # noqa: E402
+from eppo.imitation import imitate  # noqa: E402
+from eppo.learner import Learner  # noqa: E402
+from eppo.policy import build_micro_model, load_policy, train_micro_tokenizer  # noqa: E402
+from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs  # noqa: E402
+
+PROMPTS, GROUP, MAX_TOKENS = 8, 8, 128
+TOOLS = [function_tool("add", "Add two numbers.", a="the first number", b="the second number")]
+
+
+class AddEnv(Env):
+    """Add two numbers with a tool, then say the sum: the task that both sides play."""
+
+    task, turn_limits, tools = "bench_add", {"micro": 4}, TOOLS
+
+    def _load(self):
+        return [Instance(f"add-{n}", self.task, "add", {"a": str(n // 10), "b": str(n % 10)}) for n in range(100)]
+
+    def _start(self, instance, rng):
+        self.seen = None
+        return [{"role": "user", "content": f"What is {instance.data['a']} + {instance.data['b']}?"}]
+
+    def _call(self, call):
+        self.seen = add(**call.arguments)
+        return self.seen
+
+    def _no_call(self, parsed):
+        data = self.instance.data
+        self._finish(Status.COMPLETED, float(self.seen == add(data["a"], data["b"])))
+        return {"role": "user", "content": ""}
+
+
+def add(a: str, b: str) -> str:
+    digits = [text for text in (a, b) if text.isdigit()]
+    return str(sum(map(int, digits))) if len(digits) == 2 else "not numbers"
+
+
+class TrlAdd:
+    """The same task as a TRL environment."""
+
+    def reset(self, **row):
+        self.want, self.seen = add(row["a"], row["b"]), None
+
+    def add(self, a: str, b: str) -> str:
+        """
+        Add two numbers.
+
+        Args:
+            a: the first number
+            b: the second number
+
+        Returns:
+            The sum.
+        """
+        self.seen = add(str(a), str(b))
+        return self.seen
+
+    def get_reward(self) -> float:
+        return float(self.seen == self.want)
+
+
+def teach(folder: str, template: str) -> None:
+    """A model that has been taught the tool format, saved with its tokenizer and TRL's Qwen2.5 template."""
+    rng = random.Random(0)
+    tokenizer = train_micro_tokenizer([f"What is {n} + {n}? The answer is {n}. add a b {n}" for n in range(50)] * 4 + [template], TOOLS, 1536)
+    tokenizer.chat_template = template
+    chat, env, rows = ChatFormat(tokenizer), AddEnv(size="micro"), []
+    for index in range(100):
+        data = env.instances[index].data
+        ids = chat.opening_ids(env.reset(index), TOOLS)
+        mask = [0] * len(ids)
+        for text, after in ((render_turn(assistant_call("add", a=data["a"], b=data["b"])),
+                             [{"role": "tool", "content": add(data["a"], data["b"])}]),
+                            (f"The answer is {add(data['a'], data['b'])}.", None)):
+            turn = chat.turn_ids(text)
+            ids, mask = ids + turn, mask + [1] * len(turn)
+            if after:
+                more = chat.continuation_ids(after, ended=True)
+                ids, mask = ids + more, mask + [0] * len(more)
+        rows.append((ids, mask))
+    model = build_micro_model(len(tokenizer), max_tokens=2048)
+    for _ in imitate(model, iter(lambda: rng.sample(rows, 8), None), updates=200, lr=3e-3):
+        pass
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class Ours:
+    """One training step's generation and update with the suite."""
+
+    def __init__(self, folder: str, out: str) -> None:
+        self.config = load_recipe("micro", method="grpo", out=out, **{"model.path": folder, "algorithm": {"kl_coef": 0.0}})
+        model, tokenizer = load_policy(folder)
+        self.chat, self.generator = ChatFormat(tokenizer), TransformersGenerator(model)
+        self.learner = Learner(model, get_algorithm("grpo", kl_coef=0.0), self.config)
+        self.envs = EnvPool(lambda task: AddEnv(size="micro"))
+
+    def step(self, number: int) -> dict[str, float]:
+        jobs = [Job("bench_add", (number * PROMPTS + prompt) % 100, f"g{prompt}", number * 1000 + prompt * 10 + member)
+                for prompt in range(PROMPTS) for member in range(GROUP)]
+        self.generator.sync(self.learner.model, number)
+        started = time.perf_counter()
+        played = run_jobs(jobs, self.envs, self.generator, self.chat, RolloutLimits(2048, MAX_TOKENS, 4))
+        generated = time.perf_counter()
+        batch = to_batch(played, ("bench_add",))
+        self.learner.score(batch)
+        batch.advantages_BT = self.learner.algorithm.advantages(batch)
+        self.learner.update(batch, {})
+        done = time.perf_counter()
+        return {"sampled": sum(t.num_sampled_tokens for t in played), "tokens": sum(len(t.ids_T) for t in played),
+                "generate_s": generated - started, "train_s": done - generated, "success": sum(t.success for t in played) / len(played)}
+
+
+def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
+    """`between(step)` runs after every TRL step: the two sides alternate."""
+    import datasets
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    datasets.disable_progress_bars()
+    rows, steps = [], []
+
+    class Timed(GRPOTrainer):
+        def _generate_and_score_completions(self, *args, **kwargs):
+            started = time.perf_counter()
+            output = super()._generate_and_score_completions(*args, **kwargs)
+            mask = output["completion_mask"] if output.get("tool_mask") is None else output["tool_mask"] * output["completion_mask"]
+            steps.append({"generate_s": time.perf_counter() - started, "sampled": int(mask.sum()),
+                          "tokens": int(output["prompt_mask"].sum() + output["completion_mask"].sum())})
+            return output
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            self.started = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **kwargs):
+            steps[-1]["train_s"] = time.perf_counter() - self.started - steps[-1]["generate_s"]
+            between(state.global_step)
+
+    count = between.rounds
+    for number in range(count * PROMPTS):
+        a, b = str(number % 100 // 10), str(number % 10)
+        rows.append({"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "a": a, "b": b})
+    config = GRPOConfig(output_dir=out, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=PROMPTS * GROUP,
+                        num_generations=GROUP, max_completion_length=2 * MAX_TOKENS, max_tool_calling_iterations=3, max_steps=count,
+                        learning_rate=1e-6, beta=0.0, temperature=1.0, top_k=0, top_p=1.0, logging_steps=1, report_to="none",
+                        save_strategy="no", disable_tqdm=True, shuffle_dataset=False, dataloader_pin_memory=False)
+    Timed(model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), args=config, environment_factory=TrlAdd,
+          train_dataset=datasets.Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
+          callbacks=[Clock()]).train()
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=4, help="steps of each side; the first is a warm-up")
+    rounds = parser.parse_args().rounds
+    import trl
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        teach(f"{folder}/model", qwen2_5_chat_template)
+        ours, mine = Ours(f"{folder}/model", f"{folder}/ours"), []
+
+        def between(step: int) -> None:
+            mine.append(ours.step(step))
+
+        between.rounds = rounds
+        theirs = trl_steps(f"{folder}/model", f"{folder}/trl", between)
+    print(f"torch {torch.__version__}, trl {trl.__version__}, 1 thread, {rounds - 1} rounds after a warm-up, medians")
+    print("| side | sampled tokens a step | generation, tokens/s | training, tokens/s |\n| --- | --- | --- | --- |")
+    figures = []
+    for name, steps in (("TRL", theirs[1:]), ("this suite", mine[1:])):
+        figures.append([median(s["sampled"] / s["generate_s"] for s in steps), median(s["tokens"] / s["train_s"] for s in steps)])
+        print(f"| {name} | {median(s['sampled'] for s in steps):.0f} | {figures[-1][0]:.0f} | {figures[-1][1]:.0f} |")
+    print(f"| ratio | | {figures[1][0] / figures[0][0]:.1f} | {figures[1][1] / figures[0][1]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
