@@ -25,7 +25,7 @@ from envs.serving.app import make_app  # noqa: E402
 from envs.serving.controller import Controller, ProtocolError, Timers  # noqa: E402
 from envs.serving.workers import LocalWorker  # noqa: E402
 from envs.tool_calls import render_turn  # noqa: E402
-from tests.toy_env import LookupEnv  # noqa: E402
+from toy_env import LookupEnv  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE = {"split": "test", "size": "micro"}
