@@ -100,16 +100,29 @@ def load_policy(path: str, dtype: str = "float32", device: str = "cpu") -> tuple
     Raises:
         ValueError: the folder holds no model, or the tokenizer has no chat template.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = load_tokenizer(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"model.path {path!r}: not a model folder or hub id that can be read here ({error})") from error
     if not tokenizer.chat_template:
         raise ValueError(f"model.path {path!r}: its tokenizer has no chat template; instruction-tuned models have one")
     return model, tokenizer
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a folder or hub id, as it was saved.
+
+    AutoTokenizer goes by the model's architecture: for a Qwen2 it would put Qwen2's own pre-tokenizer in place of the saved one, and
+    the same text would become other tokens. A folder that says it holds a plain fast tokenizer is therefore read as one.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    plain = get_tokenizer_config(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(path)
 
 
 def splits_cleanly(model: nn.Module) -> bool:

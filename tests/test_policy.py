@@ -109,7 +109,18 @@ def test_policy_folder_round_trip(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     again, tokens = load_policy(str(tmp_path))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
-    assert tokens.encode("apple 12") == tokenizer.encode("apple 12") and tokens.chat_template == tokenizer.chat_template
+    assert tokens.chat_template == tokenizer.chat_template
+    assert tokens.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+def test_a_reloaded_tokenizer_cuts_text_as_the_trained_one_did(tmp_path):
+    """With Qwen2's configuration beside it: ": " must stay one token where training made it one."""
+    tokenizer = train_micro_tokenizer(["house: one action; at table: two"] * 20, vocab=330)
+    build_micro_model(len(tokenizer), hidden=32, layers=1, heads=2, kv_heads=1, mlp=64).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    text = "house: one; at table: 27 x"
+    assert ": " in [tokenizer.decode([i]) for i in tokenizer.encode(text)]
+    assert load_policy(str(tmp_path))[1].encode(text) == tokenizer.encode(text)
 
 
 def test_a_path_without_a_model_is_named(tmp_path):
