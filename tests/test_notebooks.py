@@ -15,7 +15,8 @@ TASKS = ("-p", "tasks", "db", "kg")
 
 
 def run(*arguments, timeout=280):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}    # figures belong into the copy
+    environment |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
     return subprocess.run([sys.executable, "notebooks/run.py", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
                           timeout=timeout)
 
