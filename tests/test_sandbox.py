@@ -319,8 +319,8 @@ def test_killing_the_owner_leaves_nothing_behind():
 
 def test_the_end_of_the_server_is_a_fault_and_the_next_sandbox_gets_a_new_server():
     sandbox = Sandbox()
-    inside = sandboxes(os.getpid())
     process = server.current_server().process
+    inside = {process.pid} | sandboxes(process.pid)
     process.kill()
     process.wait()
     with pytest.raises(EnvFault, match="sandbox"):

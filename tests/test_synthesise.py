@@ -94,7 +94,9 @@ def test_shells_keep_what_proves_itself():
 
 def test_graphs_keep_what_proves_itself():
     item = envs.make("kg", size="small", split="train").instances[0].data
-    (name, entity), relation = next(iter(item["entities"].items())), item["actions"][-1].split(",")[1].rstrip(")")
+    hop = next(action for action in item["actions"] if action.startswith("get_neighbors("))
+    entity, relation = (part.strip() for part in hop.removeprefix("get_neighbors(").rstrip(")").split(","))
+    name = next(name for name, known in item["entities"].items() if known == entity)
     actions = [f"get_relations({entity})", f"get_neighbors({entity},{relation})"]
     right = {"question": "Tell me everything that follows, please and thank you.", "entities": {name: entity},
              "actions": actions}
