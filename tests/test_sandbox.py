@@ -211,7 +211,7 @@ def test_escape_fails(box, attempt):
     script, expected = ESCAPES[attempt]
     if script.startswith("python3") and box.run("python3 -c ''").code:
         pytest.skip("the host's /usr has no python3")
-    text = box.run(f"({script}) 2>&1").text
+    text = box.run(f"exec 2>&1; {script}").text
     assert expected in text
     assert box.run("echo alive").text == "alive\n"
 
@@ -496,14 +496,14 @@ WHOLE_ONLY = {"have capabilities", "see the host's accounts", "see the host's ro
 def test_escape_fails_without_user_namespaces(rootly, attempt):
     script, expected = ESCAPES[attempt]
     expected = "must be superuser" if "mount a" in attempt or "remount" in attempt else expected
-    assert expected in rootly.run(f"({script}) 2>&1").text
+    assert expected in rootly.run(f"exec 2>&1; {script}").text
     assert rootly.run("cat /root/box/kiwi").text == "plum\n"
 
 
 @pytest.mark.parametrize("attempt", [name for name in ESCAPES if name not in WHOLE_ONLY])
 def test_escape_fails_in_the_whole_file_system(whole, attempt):
     script, expected = ESCAPES[attempt]
-    assert expected in whole.run(f"({script}) 2>&1").text
+    assert expected in whole.run(f"exec 2>&1; {script}").text
     assert whole.run("cat /root/box/kiwi").text == "plum\n"
 
 

@@ -469,7 +469,7 @@ def test_agentrl_eval_earns_here_what_is_earned_in_process(tmp_path):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("task", ["db", "os"])
+@pytest.mark.parametrize("task", envs.TASKS)
 def test_the_adapter_earns_on_an_official_worker_what_is_earned_in_process(tmp_path, task):
     pytest.importorskip("agentrl.worker")
     if not envs.available(task)[0]:

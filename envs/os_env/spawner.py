@@ -30,6 +30,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NE
 USER_NAMESPACE = 0x10000000
 NAMESPACES = 0x7C020000 | 0x2000000 * os.path.exists("/proc/self/ns/cgroup")  # mount, uts, ipc, user, pid, net; cgroup
 TICK_S = 0.05                                                # how often a running command's memory is looked at
+GONE_S = 2.0                                                 # for killed processes to leave
 PAGE = resource.getpagesize()
 STATE_IN, STATE_OUT = 3, 200                                 # where a command finds its last and leaves its next shell state
 MAX_FDS = 1024
@@ -137,14 +138,18 @@ def memory_used():
     return total
 
 
-def kill_all():
-    """SIGKILL to every process of the entered namespace but PID 1, which the kernel protects."""
+def kill_all(wait_s):
+    """SIGKILL to every process of the entered namespace but PID 1, which the kernel protects; wait until they are gone."""
     child = os.fork()
     if child == 0:
+        deadline = time.monotonic() + wait_s
         try:
             os.kill(-1, signal.SIGKILL)
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+                os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
-            pass                                             # PID 1 was alone
+            pass                                             # PID 1 is alone
         os._exit(0)
     os.waitpid(child, 0)
 
@@ -162,7 +167,7 @@ def run(request, fds, filter_struct):
     try:
         enter(fds[0], request["uid"])
         if request["alone"]:
-            kill_all()
+            kill_all(GONE_S)
         child = os.fork()
         if child == 0:
             try:
@@ -185,7 +190,7 @@ def run(request, fds, filter_struct):
             if why != "exit":
                 kill_group(child)
                 if why == "memory":
-                    kill_all()
+                    kill_all(0)                              # the command itself is still to be reaped
                 break
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         reply.send(marshal.dumps({"code": code if code >= 0 else 128 - code, "why": why}))
