@@ -176,7 +176,7 @@ def _train(config: RunConfig, model: nn.Module, chat: ChatFormat, encoded: dict[
     if off:
         report(f"warm start: warning: outside {settings.target_low} to {settings.target_high}: {off}; change warm_start.share or noise")
     if min(success.values()) == 0 and settings.target_low > 0:
-        raise ValueError(f"warm start: after {tokens / 1e6:.1f} M tokens a task never succeeds, so that RL could not learn from it ({off}); "
+        raise ValueError(f"warm start: after {tokens / 1e6:.1f} M tokens a task never succeeds, so RL could not learn from it ({off}); "
                          "raise its warm_start.share, lower its warm_start.noise, or raise warm_start.max_tokens_seen")
 
 

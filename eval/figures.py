@@ -141,7 +141,7 @@ def _figure_3(place: Any, runs: list[Any], methods: Methods, tasks: list[str]) -
         one_task = index < len(tasks)
         colour = task_colour(tasks[index], tasks) if one_task else "black"
         for method, group in methods.items():
-            success_STK = stack_STK(group, tasks, "val/{}/success")
+            success_STK = stack_STK(group, tasks, "val/{}/success", first=0)
             curve_ST = success_STK[:, :, index] if one_task else success_STK.mean(axis=2)
             label = f"{method_label(method)} (n = {len(group)})"
             learning_curve(ax, curve_ST, colour, method_line(method, list(methods)), label)

@@ -108,16 +108,19 @@ def curve_note(methods: Methods, error: str = "") -> str:
 
 
 def learning_curve(ax: Axes, curve_ST: np.ndarray, colour: str, line: Any, label: str) -> None:
-    """The mean over seeds at the validated steps, with the t-interval from BAND_SEEDS seeds on, below that each seed thin."""
+    """S x K validation success from step 0 on: the mean over seeds at the validated steps.
+
+    From BAND_SEEDS seeds on with the t-interval, below that with each seed as a thin line.
+    """
     at = np.flatnonzero(~np.isnan(curve_ST).all(axis=0))
     if len(curve_ST) >= BAND_SEEDS:
         band = seed_band(curve_ST[:, at])
-        ax.fill_between(at + 1, band["low"].clip(lower=0), band["high"].clip(upper=1), color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(at, band["low"].clip(lower=0), band["high"].clip(upper=1), color=colour, alpha=0.15, linewidth=0)
     elif len(curve_ST) > 1:
         for curve_T in curve_ST:
-            ax.plot(at + 1, curve_T[at], color=colour, linestyle=line, linewidth=0.5, alpha=0.6)
-    ax.plot(at + 1, nanmean(curve_ST[:, at]), color=colour, linestyle=line, linewidth=1.5, label=label)
-    mark_seed_loss(ax, at + 1, curve_ST[:, at, None])
+            ax.plot(at, curve_T[at], color=colour, linestyle=line, linewidth=0.5, alpha=0.6)
+    ax.plot(at, nanmean(curve_ST[:, at]), color=colour, linestyle=line, linewidth=1.5, label=label)
+    mark_seed_loss(ax, at, curve_ST[:, at, None])
 
 
 def bars(ax: Axes, rows: Sequence[tuple[Sequence[float], str]], whole: bool = False) -> None:

@@ -92,8 +92,10 @@ def tasks_of(runs: Sequence[Any]) -> list[str]:
     return [task for task in TASK_LABELS if task in tasks] + sorted(tasks - set(TASK_LABELS))
 
 
-def metric_KT(run: Any, tasks: Sequence[str], pattern: str, required: bool = True) -> np.ndarray:
-    """K x T values of the metric `pattern` ("task/{}/entropy") from step 1 to the run's last; NaN where nothing was recorded.
+def metric_KT(run: Any, tasks: Sequence[str], pattern: str, required: bool = True, first: int = 1) -> np.ndarray:
+    """K x T values of the metric `pattern` ("task/{}/entropy") from step `first` to the run's last; NaN where nothing was recorded.
+
+    Step 0 holds the validation before training.
 
     Raises:
         ValueError: the run has no step yet, or the metric is `required` and was recorded for no task.
@@ -106,12 +108,12 @@ def metric_KT(run: Any, tasks: Sequence[str], pattern: str, required: bool = Tru
         near = difflib.get_close_matches(columns[0], list(steps.columns), n=1)
         hint = f"; the nearest it has is {near[0]!r}" if near else ""
         raise ValueError(f"run {name_of(run)} has no metric {columns[0]!r}{hint}")
-    return steps.reindex(index=range(1, int(steps.index.max()) + 1), columns=columns).to_numpy(dtype=float).T
+    return steps.reindex(index=range(first, int(steps.index.max()) + 1), columns=columns).to_numpy(dtype=float).T
 
 
-def stack_STK(runs: Sequence[Any], tasks: Sequence[str], pattern: str, required: bool = True) -> np.ndarray:
+def stack_STK(runs: Sequence[Any], tasks: Sequence[str], pattern: str, required: bool = True, first: int = 1) -> np.ndarray:
     """S x T x K, shorter runs filled up with NaN."""
-    parts = [metric_KT(run, tasks, pattern, required).T for run in runs]
+    parts = [metric_KT(run, tasks, pattern, required, first).T for run in runs]
     longest = max(len(part) for part in parts)
     return np.stack([np.pad(part, ((0, longest - len(part)), (0, 0)), constant_values=np.nan) for part in parts])
 

@@ -97,7 +97,8 @@ class TrlAdd:
 def teach(folder: str, template: str) -> None:
     """A model that has been taught the tool format, saved with its tokenizer and TRL's Qwen2.5 template."""
     rng = random.Random(0)
-    tokenizer = train_micro_tokenizer([f"What is {n} + {n}? The answer is {n}. add a b {n}" for n in range(50)] * 4 + [template], TOOLS, 1536)
+    texts = [f"What is {n} + {n}? The answer is {n}. add a b {n}" for n in range(50)] * 4 + [template]
+    tokenizer = train_micro_tokenizer(texts, TOOLS, 1536)
     tokenizer.chat_template = template
     chat, env, rows = ChatFormat(tokenizer), AddEnv(size="micro"), []
     for index in range(100):
