@@ -4,6 +4,7 @@ import json
 
 import matplotlib.colors as colours
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from synthetic_runs import TASKS, synthetic_run
@@ -80,6 +81,15 @@ def test_figure_3_draws_validated_steps_and_their_mean(two):
     assert list(line.get_xdata()) == [1, *range(10, 101, 10)]
     assert line.get_ydata() == pytest.approx(success_KT.mean(axis=0)[[0, *range(9, 100, 10)]])
     assert line.get_label() == "EPPO (n = 1)" and "16 instances a task" in texts(axes)
+
+
+def test_learning_curves_begin_at_the_untrained_policy():
+    run = synthetic_run("eppo")
+    before = pd.DataFrame([{"step": 0} | {f"val/{task}/success": 0.125 for task in TASKS}])
+    run.steps = pd.concat([before, run.steps], ignore_index=True)
+    for ax in draw(3, [run]):
+        x, y = ax.lines[0].get_data()
+        assert (x[0], y[0]) == (0, 0.125) and list(x[1:]) == [1, *range(10, 101, 10)]
 
 
 def test_clip_figure_draws_applied_ranges_and_warns():
