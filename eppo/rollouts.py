@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
-from eppo.chat import ChatFormat
+from eppo.chat import ChatFormat, Message
 from eppo.generate.protocol import FRESH, STALE, Completion, Generator, Request, stable_seed
 from eppo.types import Group, Trajectory, Turn
 
 COMPLETED, CONTEXT_LIMIT, TASK_LIMIT = "completed", "agent context limit", "task limit reached"
 ENVIRONMENT_ERROR, MODEL_ERROR = "environment error", "model error"
+EPISODE_TIME, CALL_TIME = "episode time limit", "model call time limit"
+FAULTS = (ENVIRONMENT_ERROR, MODEL_ERROR, EPISODE_TIME, CALL_TIME)     # endings by the infrastructure: never a reward
 MIN_REPLY_TOKENS = 4                                        # with less room than this a turn is not worth sampling
 
 
@@ -26,7 +28,8 @@ class RolloutLimits:
     """Limits and sampling of one episode. Tokens are the model's; `max_tokens` bounds the whole episode, prompt included.
 
     `abnormal_reward` replaces the training reward of every ending but `completed` (EPPO App. A.1, AgentRL: -0.2); None keeps the
-    environment's. `stale_share` is the probability, per turn, of sampling from the stale pool.
+    environment's. `stale_share` is the probability, per turn, of sampling from the stale pool. `episode_s` and `call_s` bound the
+    seconds that an episode, and one answer of the generator, may take (None: no bound); they are looked at when an answer comes.
     """
 
     max_tokens: int = 8192
@@ -35,6 +38,16 @@ class RolloutLimits:
     temperature: float = 1.0
     abnormal_reward: float | None = -0.2
     stale_share: float = 0.0
+    episode_s: float | None = None
+    call_s: float | None = None
+
+
+class OutOfTime(RuntimeError):
+    """A bound in seconds was passed; `status`, one of FAULTS, says whose."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Episode:
@@ -52,19 +65,15 @@ class Episode:
         self.turns: list[Turn] = []
         self.status, self.reward, self.score = "running", 0.0, None
         self._context_cut = 0                               # characters cut here for want of context, beside the environment's
+        self._opened = self._asked = time.monotonic()
         self.info: dict[str, Any] = {"cut_chars": 0, "env_s": 0.0}
 
     # the run of the episode ----------------------------------------------------------------------------------------
     def open(self) -> Request | None:
-        started = time.perf_counter()
-        try:
-            messages = self.env.reset(self.index, self.seed)
-        except Exception as fault:                          # noqa: BLE001  whatever broke, the episode says so and the run goes on
-            self._fault(fault)
+        messages = self._reset()
+        if messages is None:
             return None
-        self.info["env_s"] += time.perf_counter() - started
         opening = self.chat.opening_ids(messages, self.env.tools)
-        self._anchor = str(messages[-1].get("content", ""))
         self._append(opening[:self.limits.max_tokens])
         if len(opening) + MIN_REPLY_TOKENS > self.limits.max_tokens:
             self._end(CONTEXT_LIMIT)
@@ -80,14 +89,51 @@ class Episode:
         self.version += [completion.version] * len(completion.ids)
         turn = Turn(start, len(self.ids), self._anchor, finish_reason=completion.finish_reason)
         self.turns.append(turn)
-        text = self.chat.decode(completion.ids)
-        started = time.perf_counter()
+        result = self._step(self.chat.decode(completion.ids), turn)
+        if result is None:
+            return None
+        room = self.limits.max_tokens - len(self.ids) - MIN_REPLY_TOKENS
+        ids, cut = self.chat.fitting_continuation(result.messages, completion.finish_reason == "stop", room)
+        if ids is None:
+            self._end(CONTEXT_LIMIT)
+            return None
+        self._context_cut += cut
+        self.info["cut_chars"] += cut
+        self._append(ids)
+        return self._request(ids)
+
+    def fail(self, error: BaseException) -> None:
+        """The generator failed on this episode."""
+        self._end(error.status if isinstance(error, OutOfTime) else MODEL_ERROR)
+        self.info["error"] = f"{type(error).__name__}: {error}"
+
+    # what token and message episodes share ---------------------------------------------------------------------------
+    def _reset(self) -> list[Message] | None:
+        """The opening messages, or None after a fault."""
+        self._opened = started = time.monotonic()
         try:
-            result = self.env.step(text, finish_reason=completion.finish_reason)
-        except Exception as fault:                          # noqa: BLE001  as in open
+            messages = self.env.reset(self.index, self.seed)
+        except Exception as fault:                          # noqa: BLE001  whatever broke, the episode says so and the run goes on
             self._fault(fault)
             return None
-        self.info["env_s"] += time.perf_counter() - started
+        self._asked = time.monotonic()
+        self.info["env_s"] += self._asked - started
+        self._anchor = str(messages[-1].get("content", ""))
+        return messages
+
+    def _step(self, said: str | Message, turn: Turn) -> Any | None:
+        """Play `said` in the environment: its StepResult, or None where the episode has ended."""
+        started = time.monotonic()
+        if late := self._late(started):
+            self.fail(late)
+            return None
+        try:
+            result = self.env.step(said, finish_reason=turn.finish_reason)
+        except Exception as fault:                          # noqa: BLE001  as in _reset
+            self._fault(fault)
+            return None
+        self._asked = time.monotonic()
+        self.info["env_s"] += self._asked - started
         turn.reward = result.reward
         turn.calls = tuple(message["name"] for message in result.messages if message.get("role") == "tool" and message.get("name"))
         self.info |= result.info | {"cut_chars": result.info["cut_chars"] + self._context_cut}
@@ -98,21 +144,16 @@ class Episode:
         if self.limits.max_turns is not None and len(self.turns) >= self.limits.max_turns:
             self._end(TASK_LIMIT)
             return None
-        room = self.limits.max_tokens - len(self.ids) - MIN_REPLY_TOKENS
-        ids, cut = self.chat.fitting_continuation(result.messages, completion.finish_reason == "stop", room)
-        if ids is None:
-            self._end(CONTEXT_LIMIT)
-            return None
-        self._context_cut += cut
-        self.info["cut_chars"] += cut
         self._anchor = "\n".join(str(message.get("content", "")) for message in result.messages)
-        self._append(ids)
-        return self._request(ids)
+        return result
 
-    def fail(self, error: BaseException) -> None:
-        """The generator failed on this episode."""
-        self._end(MODEL_ERROR)
-        self.info["error"] = f"{type(error).__name__}: {error}"
+    def _late(self, now: float) -> OutOfTime | None:
+        limits = self.limits
+        if limits.call_s is not None and now - self._asked > limits.call_s:
+            return OutOfTime(CALL_TIME, f"an answer took {now - self._asked:.1f} s; the limit is {limits.call_s:g} s")
+        if limits.episode_s is not None and now - self._opened > limits.episode_s:
+            return OutOfTime(EPISODE_TIME, f"the episode took {now - self._opened:.1f} s; the limit is {limits.episode_s:g} s")
+        return None
 
     def _append(self, ids: Sequence[int]) -> None:
         self.ids += ids
@@ -128,16 +169,17 @@ class Episode:
                        stable_seed(self.seed, self.env.task, self.instance_id, number), STALE if stale else FRESH)
 
     def _fault(self, fault: Exception) -> None:
-        self._end(ENVIRONMENT_ERROR)
+        self._end(fault.status if isinstance(fault, OutOfTime) else ENVIRONMENT_ERROR)
         self.info["error"] = f"{type(fault).__name__}: {fault}"
 
     def _end(self, status: str) -> None:
         self.status = status
+        self.info["seconds"] = time.monotonic() - self._opened
 
     # its result ----------------------------------------------------------------------------------------------------
     def trajectory(self) -> Trajectory:
         """The episode as data. An infrastructure fault has reward NaN: it is no reward and stays out of every baseline."""
-        faulted = self.status in (ENVIRONMENT_ERROR, MODEL_ERROR)
+        faulted = self.status in FAULTS
         abnormal = self.status != COMPLETED and self.limits.abnormal_reward is not None
         reward = float("nan") if faulted else self.limits.abnormal_reward if abnormal else self.reward
         return Trajectory(self.ids, self.mask, self.logp, self.version, self.turns, reward=reward, env_reward=self.reward,
@@ -218,14 +260,15 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: ChatFormat, limits: RolloutLimits, *, workers: int = 8,
-             concurrency: int = 128) -> list[Trajectory]:
+             concurrency: int = 128, report: Callable[[int, Trajectory], None] = lambda number, trajectory: None) -> list[Trajectory]:
     """Play all jobs, at most `concurrency` at a time, and return their trajectories in the order of `jobs`.
 
     Environments step in `workers` threads. A generator that can `stream` gets every episode's next turn at a reproducible moment;
-    others are called from `concurrency` threads and batch what arrives together.
+    others are called from `concurrency` threads and batch what arrives together. `report(number, trajectory)` is called, from any
+    thread, as job `number` ends; an exception of it ends the run.
     """
     if hasattr(generator, "stream"):
-        return _run_streaming(jobs, envs, generator, chat, limits, workers, concurrency)
+        return _run_streaming(jobs, envs, generator, chat, limits, workers, concurrency, report)
     results: list[Trajectory | None] = [None] * len(jobs)
 
     def play(number: int) -> None:
@@ -236,6 +279,7 @@ def run_jobs(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: ChatForma
             results[number].group_id = job.group_id
         finally:
             envs.give_back(env)
+        report(number, results[number])
 
     with ThreadPoolExecutor(concurrency) as threads:
         for future in [threads.submit(play, number) for number in range(len(jobs))]:
@@ -244,7 +288,7 @@ def run_jobs(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: ChatForma
 
 
 def _run_streaming(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: ChatFormat, limits: RolloutLimits, workers: int,
-                   concurrency: int) -> list[Trajectory]:
+                   concurrency: int, report: Callable[[int, Trajectory], None]) -> list[Trajectory]:
     """Slot s plays jobs s, s + slots, s + 2 slots, …: which job a slot plays next never depends on which slot was faster."""
     results: list[Trajectory | None] = [None] * len(jobs)
     slots: list[tuple[int, Episode] | None] = [None] * min(concurrency, len(jobs))
@@ -266,6 +310,7 @@ def _run_streaming(jobs: Sequence[Job], envs: EnvPool, generator: Any, chat: Cha
         results[number] = episode.trajectory()
         envs.give_back(episode.env)
         generator.end(episode.session)
+        report(number, results[number])
         return number + len(slots)
 
     def proceed(slot: int, completion: Completion) -> Request | None:

@@ -204,6 +204,7 @@ class _Run:
         """The trained model as an ordinary model folder, `model` in the run's folder, and what it began from as `start`."""
         for name, module in (("model", self.learner.model), ("start", self.learner.reference)):
             if module is not None:
+                module.generation_config.eos_token_id = list(self.chat.stop_ids)          # servers stop there
                 module.save_pretrained(self.writer.folder / name)
                 self.chat.tokenizer.save_pretrained(self.writer.folder / name)
 

@@ -47,9 +47,11 @@ def load(records: Any) -> list[Any]:
     runs = []
     for record in records:
         if isinstance(record, (str, os.PathLike)):
-            from eppo.records import read_run
-
-            record = read_run(record)
+            if (Path(record) / "evaluation.json").exists():
+                from eval.evaluations import read_evaluation as read
+            else:
+                from eppo.records import read_run as read
+            record = read(record)
         runs.append(record)
     if not runs:
         raise ValueError("records holds no run; pass run folders or the result of eppo.records.read_run")

@@ -74,6 +74,28 @@ def seed_band(scores_ST: np.ndarray) -> pd.DataFrame:
     return summary[["mean", "low", "high", "n"]].astype(float).reset_index(drop=True)
 
 
+@dataclass(frozen=True, slots=True)
+class AverageSpread:
+    """The mean over K tasks and S seeds with its spread told in two ways: `std`, the sample deviation of the seeds' averages (ours),
+    and `std_of_tasks`, the mean of the tasks' sample deviations (what the paper prints). None where unknown."""
+
+    mean: float | None
+    std: float | None
+    std_of_tasks: float | None
+
+
+def average_spread(scores_SK: np.ndarray | pd.DataFrame) -> AverageSpread:
+    """The average over tasks of S x K scores; a seed counts where it has every task.
+
+    A task without any score, or fewer than two such seeds, leaves None: never a mean over fewer tasks, never a deviation of 0.
+    """
+    scores_SK = np.asarray(scores_SK, dtype=float)
+    tasks = [seed_summary(scores_S) for scores_S in scores_SK.T]
+    total = seed_summary(scores_SK.mean(axis=1))
+    spreads = [task.std for task in tasks]
+    return AverageSpread(total.mean, total.std, None if None in spreads or not spreads else float(np.mean(spreads)))
+
+
 # ---- instances ------------------------------------------------------------------------------------------------------------
 def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's interval of the proportion successes / n; (None, None) for n = 0.

@@ -22,6 +22,8 @@ PAPER = Path(__file__).resolve().parent / "paper.csv"
 THREE = ("alfworld", "db", "os")
 FIVE = ("alfworld", "db", "kg", "os", "webshop")
 START = "start"                                             # the checkpoint before training, as a method
+# Endings by the infrastructure, as eppo.rollouts names them: no results of the policy.
+FAULTS = ("environment error", "model error", "episode time limit", "model call time limit")
 MAIN_BACKBONE = "Qwen2.5-3B-Instruct"
 OTHER_BACKBONES = ("Qwen2.5-0.5B", "Qwen3-8B")              # of Table 2
 COLUMNS = ["setting", "group", "model", "column", "ours", "low", "high", "std", "n", "seeds", "unit", "values", "paper",
@@ -53,6 +55,7 @@ def _alpha(method: str, config: Mapping[str, Any]) -> str | None:
 
 _METHODS = _named(agentrl="AgentRL", dcpo="DCPO", bapo="BAPO", eppo="EPPO", start=MAIN_BACKBONE)
 _ABLATION = _named(eppo="EPPO (full)", eppo_no_task_clip="w/o task-wise clip", eppo_no_trend="w/o trend constraint")
+SETTING = ("rules", "temperature", "source", "size")        # columns of an evaluated row that say what it was played under
 TABLES: dict[int | str, Table] = {
     1: Table("Five-task training", _METHODS), 2: Table("Three-task training and backbones", _METHODS),
     3: Table("Transfer to reasoning benchmarks", _named()),
@@ -99,11 +102,18 @@ def _paper_table(number: int, runs: Sequence[Any]) -> list[dict[str, Any]]:
         if row_of(START, {}) == model:                      # a row of the paper for an untrained model: only that very model
             found = measure(started(rows_of([run for run in ours if MAIN_BACKBONE in model_of(run)])), tasks)
         else:
+            named = [run for run in ours if _label(run) == model.casefold()]
             ours = [run for run in ours if row_of(method_of(run), run.info["config"]) == model]
-            found = measure(trained(rows_of(ours)), tasks)
+            found = measure(scored(rows_of(named)), tasks) if named else measure(trained(rows_of(ours)), tasks)
         cells += [{"setting": setting, "group": group, "model": model, "column": cell.column, "paper": cell.mean,
                    "paper_std": cell.std, "note": cell.note} | found.get(cell.column, {}) for cell in row.itertuples()]
     return cells
+
+
+def _label(run: Any) -> str:
+    """What an evaluated policy that no run has trained, such as an endpoint's model, is called in the paper's tables; else ""."""
+    policy = run.info.get("policy", {})
+    return "" if policy.get("method") else str(policy.get("label", "")).casefold()
 
 
 def _backbone_fits(group: str, model: str) -> bool:
@@ -135,13 +145,22 @@ def _quickstart(runs: Sequence[Any]) -> list[dict[str, Any]]:
 
 # ---- episodes to numbers ----------------------------------------------------------------------------------------------
 def scored(rows: pd.DataFrame) -> pd.DataFrame:
-    """The episodes that count: of the test split if there are any, without infrastructure faults. `eval_seed` is the seed of a
-    whole evaluation; validation, whose episodes have a seed each, has none."""
+    """The episodes that count: of the test split if there are any, of one setting, without infrastructure faults. `eval_seed` is the
+    seed of a whole evaluation; validation, whose episodes have a seed each, has none."""
     if rows.empty:
         return rows
     tested = rows["split"] == "test"
-    rows = rows[tested].assign(eval_seed=rows["seed"]) if tested.any() else rows
-    return rows[rows["status"] != "environment error"]
+    rows = one_setting(rows[tested].assign(eval_seed=rows["seed"]) if tested.any() else rows)
+    return rows[~rows["status"].isin(FAULTS)]
+
+
+def one_setting(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the setting (rules, temperature, instances) that most episodes were played under: settings are never averaged."""
+    names = [name for name in SETTING if name in rows]
+    if not names or rows.empty:
+        return rows
+    groups = rows.groupby(names, dropna=False, sort=True).ngroup()
+    return rows[groups == groups.value_counts().sort_index(kind="stable").idxmax()]
 
 
 def trained(rows: pd.DataFrame) -> pd.DataFrame:
@@ -267,11 +286,15 @@ def notes(table: pd.DataFrame, runs: Sequence[Any]) -> list[str]:
         rows = rows_of(runs)
         if not (rows["split"] == "test").any():
             lines.append("These are validation (dev) instances: no run has evaluated the test split.")
-        if faults := int((rows["status"] == "environment error").sum()):
+        if faults := int(rows["status"].isin(FAULTS).sum()):
             lines.append(f"{faults} episodes ended by faults of the infrastructure are left out.")
+        tested = rows[rows["split"] == "test"]
+        if left := len(tested) - len(one_setting(tested)):
+            lines.append(f"{left} episodes played under another setting (rules, temperature or instances) are left out.")
     if (table["note"] == "truncated in print").any():
         lines.append("* truncated, not rounded, in print.")
-    return lines + ([warning] if runs and (warning := clip_warning(runs)) else [])
+    recorded = [run for run in runs if len(run.steps)]       # an evaluation has no steps
+    return lines + ([warning] if recorded and (warning := clip_warning(recorded)) else [])
 
 
 def _setting(config: Mapping[str, Any]) -> str:

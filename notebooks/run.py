@@ -254,7 +254,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--recipe", help="name in notebooks/recipes, or a path ending in .yaml")
     parser.add_argument("-p", dest="parameters", nargs="+", action="append", default=[], metavar=("NAME", "VALUE"),
                         help="a parameter; several values make a list; for a sweep also methods and seeds")
-    parser.add_argument("--seeds", nargs="+", help="run once per seed")
+    parser.add_argument("--seeds", nargs="+", help="run once per seed; a notebook with a parameter `seeds` gets them all at once")
     parser.add_argument("--jobs", type=int, default=1, help="notebooks at a time (above 1: one thread each)")
     parser.add_argument("--hours", type=float, help="sweep: start nothing after this long")
     parser.add_argument("--resume", action="store_true", help="skip what is finished, go on with what is not")
@@ -293,8 +293,11 @@ def _main(options: argparse.Namespace) -> tuple[list[Job], list[Job]]:
     else:
         if options.hours is not None:
             raise ValueError("--hours is for a sweep")
-        points = [{"seed": seed} for seed in options.seeds] if options.seeds else [{}]
     notebook = find_notebook("train" if sweep else options.name)
+    if not sweep:
+        asked = options.seeds or []
+        several = "seeds" in declared_parameters(notebook)  # it goes through its seeds itself
+        points = ([{"seeds": asked}] if several and asked else [{"seed": seed} for seed in asked]) or [{}]
     jobs = [plan(notebook, given | point, options.resume or sweep) for point in points]
     return run(jobs, options.jobs, options.resume or sweep, options.hours)
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -25,10 +26,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
+from transformers.utils import get_json_schema  # noqa: E402
 
-from envs.base import Env, Status, assistant_call, function_tool  # noqa: E402
+from envs.base import Env, Status, assistant_call  # noqa: E402
 from envs.instances import Instance  # noqa: E402
 from envs.tool_calls import render_turn  # noqa: E402
+from eppo import policy  # noqa: E402
 from eppo.algorithms import get_algorithm  # noqa: E402
 from eppo.batching import to_batch  # noqa: E402
 from eppo.chat import ChatFormat  # noqa: E402
@@ -36,33 +39,10 @@ from eppo.config import load_recipe  # noqa: E402
 from eppo.generate import TransformersGenerator  # noqa: E402
 from eppo.imitation import imitate  # noqa: E402
 from eppo.learner import Learner  # noqa: E402
-from eppo.policy import build_micro_model, load_policy, train_micro_tokenizer  # noqa: E402
+from eppo.policy import build_micro_model, load_policy  # noqa: E402
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs  # noqa: E402
 
 PROMPTS, GROUP, MAX_TOKENS = 8, 8, 128
-TOOLS = [function_tool("add", "Add two numbers.", a="the first number", b="the second number")]
-
-
-class AddEnv(Env):
-    """Add two numbers with a tool, then say the sum: the task that both sides play."""
-
-    task, turn_limits, tools = "bench_add", {"micro": 4}, TOOLS
-
-    def _load(self):
-        return [Instance(f"add-{n}", self.task, "add", {"a": str(n // 10), "b": str(n % 10)}) for n in range(100)]
-
-    def _start(self, instance, rng):
-        self.seen = None
-        return [{"role": "user", "content": f"What is {instance.data['a']} + {instance.data['b']}?"}]
-
-    def _call(self, call):
-        self.seen = add(**call.arguments)
-        return self.seen
-
-    def _no_call(self, parsed):
-        data = self.instance.data
-        self._finish(Status.COMPLETED, float(self.seen == add(data["a"], data["b"])))
-        return {"role": "user", "content": ""}
 
 
 def add(a: str, b: str) -> str:
@@ -94,11 +74,38 @@ class TrlAdd:
         return float(self.seen == self.want)
 
 
+TOOLS = [get_json_schema(TrlAdd().add)]                     # as TRL describes it: the prompts are the same token by token
+
+
+class AddEnv(Env):
+    """Add two numbers with a tool, then say the sum: the task that both sides play."""
+
+    task, turn_limits, tools = "bench_add", {"micro": 4}, TOOLS
+
+    def _load(self):
+        return [Instance(f"add-{n}", self.task, "add", {"a": str(n // 10), "b": str(n % 10)}) for n in range(100)]
+
+    def _start(self, instance, rng):
+        self.seen = None
+        return [{"role": "user", "content": f"What is {instance.data['a']} + {instance.data['b']}?"}]
+
+    def _call(self, call):
+        self.seen = add(**call.arguments)
+        return self.seen
+
+    def _no_call(self, parsed):
+        data = self.instance.data
+        self._finish(Status.COMPLETED, float(self.seen == add(data["a"], data["b"])))
+        return {"role": "user", "content": ""}
+
+
 def teach(folder: str, template: str) -> None:
     """A model that has been taught the tool format, saved with its tokenizer and TRL's Qwen2.5 template."""
     rng = random.Random(0)
     texts = [f"What is {n} + {n}? The answer is {n}. add a b {n}" for n in range(50)] * 4 + [template]
-    tokenizer = train_micro_tokenizer(texts, TOOLS, 1536)
+    # TRL cuts a conversation behind <|im_end|>, so no token may reach over it here.
+    with mock.patch.object(policy, "LAYOUT", [piece for piece in policy.LAYOUT if "<|im_end|>" not in piece]):
+        tokenizer = policy.train_micro_tokenizer(texts, TOOLS, 1536)
     tokenizer.chat_template = template
     chat, env, rows = ChatFormat(tokenizer), AddEnv(size="micro"), []
     for index in range(100):
@@ -162,7 +169,8 @@ def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
             output = super()._generate_and_score_completions(*args, **kwargs)
             mask = output["completion_mask"] if output.get("tool_mask") is None else output["tool_mask"] * output["completion_mask"]
             steps.append({"generate_s": time.perf_counter() - started, "sampled": int(mask.sum()),
-                          "tokens": int(output["prompt_mask"].sum() + output["completion_mask"].sum())})
+                          "tokens": int(output["prompt_mask"].sum() + output["completion_mask"].sum()),
+                          "success": sum(env.get_reward() for env in self.environments) / len(self.environments)})
             return output
 
     class Clock(TrainerCallback):
@@ -205,12 +213,14 @@ def main() -> None:
         between.rounds = rounds
         theirs = trl_steps(f"{folder}/model", f"{folder}/trl", between)
     print(f"torch {torch.__version__}, trl {trl.__version__}, 1 thread, {rounds - 1} rounds after a warm-up, medians")
-    print("| side | sampled tokens a step | generation, tokens/s | training, tokens/s |\n| --- | --- | --- | --- |")
+    print("| side | success | sampled tokens a step | tokens a step | generation, tokens/s | training, tokens/s |")
+    print("| --- | --- | --- | --- | --- | --- |")
     figures = []
     for name, steps in (("TRL", theirs[1:]), ("this suite", mine[1:])):
         figures.append([median(s["sampled"] / s["generate_s"] for s in steps), median(s["tokens"] / s["train_s"] for s in steps)])
-        print(f"| {name} | {median(s['sampled'] for s in steps):.0f} | {figures[-1][0]:.0f} | {figures[-1][1]:.0f} |")
-    print(f"| ratio | | {figures[1][0] / figures[0][0]:.1f} | {figures[1][1] / figures[0][1]:.2f} |")
+        print(f"| {name} | {median(s['success'] for s in steps):.2f} | {median(s['sampled'] for s in steps):.0f} | "
+              f"{median(s['tokens'] for s in steps):.0f} | {figures[-1][0]:.0f} | {figures[-1][1]:.0f} |")
+    print(f"| ratio | | | | {figures[1][0] / figures[0][0]:.1f} | {figures[1][1] / figures[0][1]:.2f} |")
 
 
 if __name__ == "__main__":
