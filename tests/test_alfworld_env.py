@@ -2,19 +2,15 @@
 
 import json
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 import envs
 from envs.alfworld_env import ALFWorldEnv
-from envs.alfworld_env.bleu import nearest_command, sentence_bleu
 from envs.alfworld_env.engine import Engine
-from envs.alfworld_env.expert import next_command, plan
-from envs.alfworld_env.game import TASK_TYPES, goal_sentence, load_game, names_of, parse_problem, to_pddl, wording_of
+from envs.alfworld_env.expert import plan
+from envs.alfworld_env.game import TASK_TYPES, goal_sentence, load_game, parse_problem, to_pddl, wording_of
 from envs.alfworld_env.generate import draw_room, household
 from envs.alfworld_env.text import Official
 from envs.alfworld_env.textworld_engine import missing
@@ -138,6 +134,17 @@ def test_the_step_limit_is_not_a_success_and_a_finished_game_repeats_its_end(sma
     assert result.reward == 1 and act(small, "look") is result and result.status == Status.COMPLETED
 
 
+def test_a_million_characters_are_read_in_no_time(small, literal):
+    for text in ("x" * 1_000_000, "go to " * 170_000, "put a 1 in " * 90_000, "put a " + "1" * 1_000_000, "\n" * 1_000_000):
+        for env in (small, literal):
+            env.reset(0)
+            before, start = env.world.commands, time.process_time()
+            result = act(env, text)
+            assert time.process_time() - start < 2 and len(result.messages[0]["content"]) < 5000
+            if env is small:
+                assert env.world.commands == before and result.info["invalid_calls"] == 1
+
+
 def test_agentbench_maps_free_text_by_bleu(literal):
     literal.reset(0)
     place = next(command for command in literal.world.commands if command.startswith("go to"))
@@ -177,70 +184,6 @@ def test_strict_ignores_what_agentbench_marks(small):
     while not (result := small.step(small.expert())).done:
         pass
     assert (result.status, result.reward, result.info["invalid_calls"]) == (Status.COMPLETED, 1.0, 2)
-
-
-def test_bleu_is_nltks_with_smoothing_method_4():
-    # values of nltk 3.10.4: sentence_bleu([reference], hypothesis, smoothing_function=SmoothingFunction().method4)
-    for reference, hypothesis, value in (
-            ("go to desk 1", "go to desk 1", 1.0), ("go to desk 1", "go to desk 2", 0.43146827293898643), ("look", "look", 1.0),
-            ("take cup 1 from desk 1", "take the cup from desk", 0.11801586795186178), ("inventory", "look", 0.0),
-            ("go to bed 1", "bed", 0.049787068367863944),
-            ("use lamp 1", "i will now use the lamp 1 please", 0.07882588442342651)):
-        assert sentence_bleu(reference.split(), hypothesis.split()) == pytest.approx(value, abs=1e-15)
-    assert nearest_command("go desk 2", ["go to bed 1", "go to desk 1", "go to desk 2"]) == "go to desk 2"
-    assert nearest_command("xyz", ["look", "help"]) == "xyz"
-    assert nearest_command("look", []) == "look"
-
-
-# ---- engine and expert --------------------------------------------------------------------------------------------------
-def test_expert_recovers_from_anything(small):
-    rng, turns = random.Random(5), []
-    for index in range(60):
-        world = small._world(small.instances[index])
-        for _ in range(25):
-            world.step(rng.choice(world.commands))
-        spent = 0
-        while not world.won:
-            assert spent < 15, small.instances[index].id
-            world.step(next_command(world))
-            spent += 1
-        turns.append(spent)
-    assert sum(turns) / len(turns) < 8
-
-
-def test_names_count_down_over_sorted_ids():
-    """ALFWorld numbers a type's instances from the last id to the first, and calls a sink's basin a sinkbasin."""
-    problem = household(draw_room(random.Random(0), 3, "full")[1])
-    names = names_of(problem)
-    cabinets = [names[r] for r in sorted(names) if r.startswith("cabinet_bar_")]
-    assert cabinets == [f"cabinet {number}" for number in range(len(cabinets), 0, -1)]
-    assert "sinkbasin 1" in names.values() and "sink 1" not in names.values()
-
-
-def test_speed_on_one_core(small):
-    worlds = [small._world(instance) for instance in small.instances[:20]]
-    rng, steps, start = random.Random(0), 0, time.perf_counter()
-    for world in worlds:
-        for _ in range(200):
-            world.step(rng.choice(world.commands))
-            steps += 1
-    assert steps / (time.perf_counter() - start) > 2000
-    start = time.perf_counter()
-    for index in range(40):
-        small.reset(index)
-    assert (time.perf_counter() - start) / 40 < 0.02
-
-
-def test_generation_and_play_do_not_depend_on_the_hash_seed():
-    code = ("import random, envs, hashlib\nenv = envs.make('alfworld', size='small', split='dev')\nlog = []\n"
-            "for i in range(8):\n    log += [m['content'] for m in env.reset(i)]\n    rng = random.Random(i)\n"
-            "    for _ in range(10):\n        turn = env.expert() if rng.random() < .5 else env.mistake(rng)\n"
-            "        log.append(str(turn)); log += [m['content'] for m in env.step(turn).messages]\n"
-            "print(hashlib.sha256('\\n'.join(log).encode()).hexdigest())")
-    root = Path(__file__).resolve().parent.parent
-    digests = {subprocess.run([sys.executable, "-c", code], cwd=root, env={"PYTHONHASHSEED": seed, "PATH": ""}, check=True,
-                              capture_output=True, text=True).stdout for seed in ("0", "1", "77")}
-    assert len(digests) == 1
 
 
 # ---- official games -----------------------------------------------------------------------------------------------------
@@ -305,7 +248,9 @@ def test_a_game_file_is_never_code():
     for broken, message in ((good.replace("(:goal", "(:aim"), "no .:init"),
                             (good.replace("(:init", "(:init (= 3 4)"), "more than plain facts"),
                             (good.replace("(exists (?r", "(forall (?r", 1), "none of the six"),
-                            (good.replace("(:init", "(:init (atlocation agent1 loc_bar_9)"), "exactly one location")):
+                            (good.replace("(:init", "(:init (atlocation agent1 loc_bar_9)"), "exactly one location"),
+                            (good.replace("(:init", "(:init (inreceptacle cup_bar_1 box_bar_7)"), "box_bar_7, which is at no location"),
+                            (good.replace("(:init", "(:init (openable caf\u00e9_bar_1)"), "more than plain facts")):
         with pytest.raises(ValueError, match=message):
             parse_problem(broken)
 
@@ -324,51 +269,16 @@ def test_real_official_games_are_solved(eppo_data):
     assert len(solved) >= 20 and all(0 < count <= 19 for count in solved)
 
 
-# ---- settings and hostile input -----------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------------------
 def test_unknown_settings_are_named():
     with pytest.raises(ValueError, match="did you mean 'textworld'"):
         envs.make("alfworld", backend="textwrld")
     with pytest.raises(ValueError, match="did you mean 'strict'"):
         ALFWorldEnv(rules="strikt")
-    assert envs.available("alfworld") == (True, "")
+    assert envs.available("alfworld") == envs.available("alfworld", "own") == (True, "")
+    assert envs.available("alfworld", "textwrld") == (False, "unknown alfworld backend 'textwrld'; known: own, textworld")
     ok, reason = envs.available("alfworld", backend="textworld")
     assert ok == (not missing()) and reason == missing()
     if not ok:
         with pytest.raises(EnvFault, match="pip install alfworld"):
             envs.make("alfworld", size="small", backend="textworld")
-
-
-def hostile_turn(rng, world):
-    """Anything a broken policy may send."""
-    text = rng.choice(["", "look", "go to", "move a 1 to b 2", "{o.name}", "\n\nlook", "\x00", "\u00e9" * 50, "take " * 3000,
-                       "x" * 5000, rng.choice(world.commands), rng.choice(world.commands).upper()])
-    value = rng.choice([text, None, 3, ["look"], {"a": 1}, True, 1e308])
-    broken = {"role": "assistant", "content": None, "tool_calls": [None, {"function": 7}]}
-    return rng.choice([text, {"role": "assistant"}, broken,
-                       assistant_call("take_action", action=value), assistant_call("other", action=value),
-                       assistant_call("take_action", act=value), assistant_call("take_action", action=text),
-                       render_turn(assistant_call("take_action", action=text)) + "<tool_call>"])
-
-
-def fuzz(count):
-    rng, turns = random.Random(9), 0
-    pool = [envs.make("alfworld", size=size, split="dev", rules=rules) for size in ("micro", "small")
-            for rules in ("strict", "agentbench")]
-    while turns < count:
-        env = rng.choice(pool)
-        env.reset(rng.randrange(len(env.instances)))
-        result = None
-        while result is None or not result.done:
-            result = env.step(hostile_turn(rng, env.world))
-            turns += 1
-            assert result.reward in (0.0, 1.0) and result.status != Status.ENVIRONMENT_ERROR
-            assert env.world.held is None or all(env.world.held not in group for group in env.world.contents.values())
-
-
-def test_hostile_turns_raise_nothing():
-    fuzz(3000)
-
-
-@pytest.mark.extended
-def test_a_hundred_thousand_hostile_turns_raise_nothing():
-    fuzz(100_000)

@@ -1,8 +1,10 @@
 """Official ALFWorld games: lines of `.jsonl` files beside game files, what cannot be used, and what both rules make of a turn."""
 
+import gc
 import json
 import random
 import re
+import weakref
 from statistics import median
 
 import pytest
@@ -70,6 +72,16 @@ def test_agentbenchs_list_orders_lines_and_names_those_missing(tmp_path):
     assert [reason for _, reason in env.skipped] == ["file is missing"]
 
 
+def test_a_game_that_is_listed_twice_is_one_instance(tmp_path):
+    lines = [record(index) for index in range(2)]
+    write_lines(tmp_path / "alfworld", lines)
+    names = [lines[1]["game"], lines[0]["game"], lines[1]["game"]]
+    (tmp_path / "alfworld" / "train_valid.json").write_text(json.dumps({"a": names}))
+    env = envs.make("alfworld", source="official", split="train", path=str(tmp_path))
+    assert [instance.data["game"] for instance in env.instances] == names[:2]
+    assert env.skipped == [(names[2], "listed twice")]
+
+
 def test_the_file_wins_over_the_line(tmp_path):
     line = record(0, "valid_seen")
     write_lines(tmp_path / "alfworld", [line])
@@ -80,23 +92,32 @@ def test_the_file_wins_over_the_line(tmp_path):
         envs.make("alfworld", source="official", split="dev", path=str(tmp_path))
 
 
-@pytest.mark.parametrize(("line", "reason"), [("{", "line 2: Expecting"), ("[]", "line 2: list indices"), ('{"x": 1}', "line 2: 'game'"),
-                                              ('{"game": "../../etc/passwd"}', "line 2: .* is no path of a game")])
-def test_damaged_lines_are_named(tmp_path, line, reason):
-    write_lines(tmp_path / "alfworld", [record(0), line])
-    with pytest.raises(EnvFault, match=reason):
-        envs.make("alfworld", source="official", split="train", path=str(tmp_path))
+def test_lines_that_hold_no_game_are_listed(tmp_path):
+    """In every split; a game's second line in the game's own."""
+    lines = [record(0), "{", "[" * 100_000, "[]", '{"x": 1}', '{"game": ["a"]}', '{"game": "../../etc/passwd"}', "",
+             record(0, task="another one."), record(1, walkthrough=[3]), record(2, "valid_seen"), record(3, task="\ud800")]
+    write_lines(tmp_path / "alfworld", lines)
+    train, dev = (envs.make("alfworld", source="official", split=split, path=str(tmp_path)) for split in ("train", "dev"))
+    assert len(train.instances) == len(dev.instances) == 1 and train.reset(0)[1]["content"].count(lines[0]["task"]) == 1
+    assert [place for place, _ in dev.skipped] == [f"games.jsonl, line {number}" for number in range(2, 8)]
+    for (_, reason), start in zip(dev.skipped, ("Expecting property", "nested too deeply", *["no record of a game: "] * 4)):
+        assert reason.startswith(start)
+    own = dict(item for item in train.skipped if item not in dev.skipped)
+    assert own == {"games.jsonl, line 9": f"an earlier line has {lines[0]['game']}",
+                   lines[9]["game"]: "the walkthrough is not a list of commands",
+                   lines[11]["game"]: "not a plain goal sentence: '\\ud800'"}
 
 
 def test_damaged_files_are_named(tmp_path):
     pytest.importorskip("zstandard")
     write_lines(tmp_path / "alfworld", [record(0)], "games.jsonl.zst")
     whole = (tmp_path / "alfworld" / "games.jsonl.zst").read_bytes()
-    (tmp_path / "alfworld" / "games.jsonl.zst").write_bytes(b"no zstandard" + whole)
-    with pytest.raises(EnvFault, match="games.jsonl.zst, line 1"):
-        envs.make("alfworld", source="official", split="train", path=str(tmp_path))
+    for broken in (b"no zstandard" + whole, whole[:20] + b"\xff\xff" + whole[22:]):
+        (tmp_path / "alfworld" / "games.jsonl.zst").write_bytes(broken)
+        with pytest.raises(EnvFault, match="games.jsonl.zst, line 1"):
+            envs.make("alfworld", source="official", split="train", path=str(tmp_path))
     (tmp_path / "alfworld" / "games.jsonl.zst").unlink()
-    for text in ("{", "[]", '{"a": 3}', '{"a": [3]}'):
+    for text in ("{", "[]", '{"a": 3}', '{"a": [3]}', "[" * 100_000):
         (tmp_path / "alfworld" / "train_valid.json").write_text(text)
         with pytest.raises(EnvFault, match="train_valid.json"):
             library(str(tmp_path))._load("train")
@@ -202,6 +223,10 @@ def test_a_closed_environment_needs_a_reset():
     with pytest.raises(RuntimeError, match="call reset"):
         act(env, "look")
     assert env.reset(0) == opening and re.match("house", opening[0]["content"])
+    household = weakref.ref(env.world)
+    env.close()
+    gc.collect()
+    assert household() is None
 
 
 def test_full_size_is_as_hard_as_the_official_games():

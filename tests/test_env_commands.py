@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import http.server
 import io
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import envs
 from envs import __main__ as command
 from envs.commands import bench, fetch, sources
 from envs.commands.markdown import table
@@ -166,3 +168,10 @@ def test_memory_counts_children() -> None:
         during = bench.memory_mb()
         child.communicate("\n")
     assert 64 < during - before < 100 and abs(bench.memory_mb() - before) < 5
+
+
+@pytest.mark.parametrize("task", envs.TASKS)
+def test_bench_has_cases_for_every_task(task: str) -> None:
+    options = argparse.Namespace(engine=None, source=None, size=None, rules="strict", path=None)
+    found = [(case["source"], case["size"]) for case in bench.cases(task, options)]
+    assert {("generated", size) for size in envs.env_class(task).sizes} | {("official", "")} <= set(found)

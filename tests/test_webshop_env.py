@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import random
 import re
 import subprocess
 import sys
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +20,6 @@ from models import tiny_tokenizer
 import envs
 from envs.base import Status, assistant_call
 from envs.check import check_env
-from envs.contract import garbage_turns
 from envs.instances import fingerprint, load_instances, save_instances
 from envs.tool_calls import render_turn
 from envs.webshop_env import catalogue as products
@@ -39,7 +41,7 @@ def search(keywords: str) -> dict[str, object]:
 
 # ---- episodes -----------------------------------------------------------------------------------------------------------
 def test_check_env_passes() -> None:
-    rows = check_env("webshop", sample=5, sizes=("micro", "small"))
+    rows = check_env("webshop", sample=5, sizes=("micro",)) + check_env("webshop", sample=5, sizes=("small",), splits=("dev",))
     assert {row["kind"] for row in rows} == set(KINDS)
     micro = [row for row in rows if row["size"] == "micro"]
     assert max(row["max_turns"] for row in micro) <= 6 and max(row["max_chars"] for row in micro) <= 700
@@ -87,7 +89,8 @@ def test_kinds_are_what_they_say(size: str) -> None:
         if instance.kind == "cheaper":
             assert env.catalogue.products[hits[0]].price > goal["price_upper"]
     assert set(turns["no option"]) == {3} and set(turns["one option"]) == {4} and set(turns["two options"]) == {5}
-    assert set(turns["second page"]) == {4, 5} and set(turns["cheaper"]) == {3, 4}
+    most = 1 if size == "micro" else 2                       # options of a goal of the other kinds
+    assert {4, 5} <= set(turns["second page"]) <= set(range(4, 5 + most)) and {3, 4} <= set(turns["cheaper"]) <= set(range(3, 4 + most))
 
 
 def test_unknown_button_is_answered_with_the_clickables_and_never_buying_gives_nothing() -> None:
@@ -111,6 +114,20 @@ def test_buttons_are_read_in_any_case_and_spacing() -> None:
     env.reset(0)
     env.step(env.expert())
     assert env.step(click("  NEXT   > ")).info["invalid_calls"] == 0 and env.session.number == 2
+
+
+@pytest.mark.parametrize("rules", ("strict", "agentbench"))
+def test_a_million_characters_are_read_in_no_time_and_not_repeated_for_ever(rules: str) -> None:
+    env = envs.make("webshop", size="small", split="dev", rules=rules)
+    for text in ("x" * 1_000_000, "find me " * 125_000, "1." * 500_000, "a'" * 500_000, "[" * 1_000_000, "\u00e9 " * 500_000):
+        for turn in (search(text), click(text)):
+            env.reset(0)
+            start = time.process_time()
+            result = env.step(turn)
+            assert time.process_time() - start < 2 and not result.done
+            told = len(result.messages[0]["content"])
+            if rules == "strict":                            # agentbench repeats the action as upstream does
+                assert told < 20_000 and (turn != search(text) or result.info["cut_chars"] > 900_000)
 
 
 def test_wrong_purchases_pay_less_than_one() -> None:
@@ -158,6 +175,16 @@ def test_site_crash_is_a_task_error_under_agentbench() -> None:
     assert (result.status, result.reward, result.done) == (Status.TASK_ERROR, 0.0, True)
 
 
+def test_what_is_drawn_in_an_episode_depends_on_its_seed_alone() -> None:
+    """agentbench's hidden command <r> lists random products."""
+    env, told = envs.make("webshop", size="small", split="dev", rules="agentbench"), {}
+    for seed in (0, 1, 0, 1):
+        random.seed(len(told))
+        env.reset(3, seed=seed)
+        assert told.setdefault(seed, page := env.step(search("<r>")).messages[0]["content"]) == page
+    assert told[0] != told[1]
+
+
 def test_a_perfect_shopper_scores_one_through_the_whole_stack() -> None:
     """Environment, rollout, evaluation rows; who looks for a button that does not exist scores nothing."""
     chat = ChatFormat(tiny_tokenizer())
@@ -172,56 +199,40 @@ def test_a_perfect_shopper_scores_one_through_the_whole_stack() -> None:
         assert scores == [(True, 1.0, "completed")] * 2 + [(False, 0.0, "task limit reached")] * 2
 
 
-def hostile_turn(rng: random.Random, env: envs.Env, junk: list[object]) -> object:
-    """Anything that a broken policy may send."""
-    move = rng.random()
-    words = rng.choice(["red shirt", "]]", "a[b]c", "<q> shirt", "<c> home", "<r>", "<a> x", "cup " * 3, "\x00", "\ud800", "",
-                        " ", "w " * 30_000, "\n", "\u00e9" * 300, env.goal["instruction_text"]])
-    if move < 0.2:
-        return rng.choice(junk)
-    if move < 0.45:
-        return search(words)
-    if move < 0.6:
-        return click(rng.choice([words, "Add to Cart", "buy", "B0", "search", "next >", "< PREV"]))
-    return click(rng.choice(env.session.clickables or ["search"]))
+def test_argument_names_matter_under_strict_rules_only() -> None:
+    """agentbench reads the first argument whatever its name."""
+    told = {}
+    for rules in ("agentbench", "strict"):
+        env = envs.make("webshop", size="small", split="dev", rules=rules)
+        env.reset(0)
+        told[rules] = env.step(assistant_call("search_action", query=env.goal["query"])).messages[0]["content"]
+        assert env.session.page == ("results" if rules == "agentbench" else "search") and env.invalid_calls == (rules == "strict")
+    assert told["agentbench"].startswith("Action: search[") and told["strict"] == "Error: search_action: missing argument 'keywords'"
 
 
-def fuzz(count: int, size: str, rules: str) -> float:
-    """`count` hostile turns; the share of episodes that end with reward 1."""
-    rng, env = random.Random(0), envs.make("webshop", size=size, split="dev", rules=rules)
-    junk, wins, episodes, turns = garbage_turns(env.tools), 0, 0, 0
-    goods = [repr(product) for product in env.catalogue.products[:300]]
-    goals = fingerprint([instance.data for instance in env.instances])
-    while turns < count:
+def test_a_closed_environment_holds_nothing_and_needs_a_reset() -> None:
+    env = envs.make("webshop", split="dev")
+    opening = env.reset(0)
+    visit = weakref.ref(env.session)
+    env.close()
+    env.close()
+    gc.collect()
+    assert visit() is None
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step(search("cup"))
+    assert env.reset(0) == opening
+
+
+@pytest.mark.parametrize("rules", ("strict", "agentbench"))
+def test_random_clicks_rarely_win(rules: str) -> None:
+    rng, env, rewards = random.Random(0), envs.make("webshop", split="dev", rules=rules), []
+    for _ in range(250):
         env.reset(rng.randrange(len(env.instances)))
-        episodes, result = episodes + 1, None
-        while result is None or not result.done:
-            turn, before = hostile_turn(rng, env, junk), (env.session.text(), dict(env.session.chosen), env.invalid_calls)
-            result = env.step(turn)
-            turns += 1
-            assert 0.0 <= result.reward <= 1.0 and result.status != Status.ENVIRONMENT_ERROR
-            assert all(len(message["content"]) <= 201_000 for message in result.messages)
-            if rules == "strict" and env.invalid_calls > before[2]:
-                assert (env.session.text(), env.session.chosen) == before[:2]            # an invalid call changes nothing
-        assert env.step(search("x")) is result
-        wins += result.reward == 1.0
-    assert goods == [repr(product) for product in env.catalogue.products[:300]]
-    assert goals == fingerprint([instance.data for instance in env.instances])
-    return wins / episodes
-
-
-@pytest.mark.parametrize("rules", ("strict", "agentbench"))
-def test_random_play_never_raises_and_rarely_wins(rules: str) -> None:
-    assert fuzz(1500, "micro", rules) < 0.25
-    fuzz(400, "small", rules)
-
-
-@pytest.mark.extended
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("rules", ("strict", "agentbench"))
-def test_a_hundred_thousand_hostile_turns_raise_nothing(rules: str) -> None:
-    for size in ("micro", "small"):
-        fuzz(50_000, size, rules)
+        result = env.step(search(env.goal["query"]))
+        while not result.done:
+            result = env.step(click(rng.choice(env.session.clickables or ["search"])))
+        rewards.append(result.reward)
+    assert sum(reward == 1.0 for reward in rewards) / len(rewards) < 0.25
 
 
 # ---- what the catalogues and instances depend on ------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 
 import envs
 from envs.base import EnvFault
-from envs.webshop_env import official, search, store
+from envs.webshop_env import catalogue, official, search, store
 from envs.webshop_env.catalogue import Catalogue, Product, micro_products, large_products
 from envs.webshop_env.search import ProductIndex
 from envs.webshop_env.tables import Names, Rows
@@ -31,7 +31,7 @@ def products() -> list[Product]:
 
 @pytest.fixture
 def saved(products: list[Product], tmp_path: Path) -> Path:
-    store.save(products, tmp_path / "index", {"items.json": 5})
+    store.save(products, tmp_path / "index", {"items.json": 5}, {"items.json, record 9": "a reason"})
     return tmp_path / "index"
 
 
@@ -61,6 +61,7 @@ def test_a_saved_catalogue_is_the_catalogue(products: list[Product], saved: Path
     for label in store.LABELS:
         for value in (getattr(products[0], label), "no such value"):
             assert opened.labelled(label, value) == built.labelled(label, value)
+    assert opened.left_out == {"items.json, record 9": "a reason"} and built.left_out == {}
     with pytest.raises(KeyError):
         opened.find("B000000000")
 
@@ -68,8 +69,8 @@ def test_a_saved_catalogue_is_the_catalogue(products: list[Product], saved: Path
 @pytest.mark.parametrize("chunk", (3, 1000, 2 ** 23))
 def test_weights_are_those_of_bm25s(products: list[Product], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "CHUNK", chunk)
-    for catalogue in (products[:300 if chunk == 3 else 700], micro_products()):
-        texts = [product.index_text for product in catalogue]
+    for sample in (products[:300 if chunk == 3 else 700], micro_products()):
+        texts = [product.index_text for product in sample]
         index, words = ProductIndex(texts), [search.analyse(text) for text in texts]
         numbers = index._vocabulary
         theirs = bm25s.BM25(k1=search.K1, b=search.B, method="lucene", backend="numpy")
@@ -98,10 +99,11 @@ def test_an_index_that_does_not_fit_is_refused(saved: Path) -> None:
     head = json.loads((saved / "index.json").read_text())
     with pytest.raises(EnvFault, match="made of .*'items.json': 5.*now has .*'items.json': 6.*run this"):
         store.load(saved, {"items.json": 6}, "run this")
-    (saved / "index.json").write_text(json.dumps(head | {"format": 99}))
-    with pytest.raises(EnvFault, match=f"format is 99, this version reads format {store.FORMAT}"):
-        store.load(saved, {"items.json": 5}, "")
-    for broken in ("{", "[]", "{}"):
+    for other in (1, 99):                                    # an older version's and a newer one's
+        (saved / "index.json").write_text(json.dumps(head | {"format": other}))
+        with pytest.raises(EnvFault, match=f"format is {other}, this version reads format {store.FORMAT}"):
+            store.load(saved, {"items.json": 5}, "")
+    for broken in ("{", "[]", "{}", "[" * 100_000):
         (saved / "index.json").write_text(broken)
         with pytest.raises(EnvFault, match="cannot be used"):
             store.load(saved, {"items.json": 5}, "")
@@ -114,13 +116,38 @@ def test_an_index_that_does_not_fit_is_refused(saved: Path) -> None:
         store.load(saved, {"items.json": 5}, "")
 
 
+def test_damage_inside_an_index_is_a_fault_and_found_by_verify(products: list[Product], saved: Path) -> None:
+    """Opening does not read everything: what lies deep is found by `verify`, or where it is used, and is never the agent's."""
+    store.verify(saved)
+    for name in ("weights.npy", "positions.npy", "products.rows", "products.ends.npy"):
+        whole = (saved / name).read_bytes()
+        (saved / name).write_bytes(b"\x93NUMPY" + whole[6:20] + b"(" * 20 + whole[40:])
+        with pytest.raises(EnvFault, match=f"{name} is damaged"):
+            store.load(saved, {"items.json": 5}, "")
+        (saved / name).write_bytes(whole[:5000] + b"\x7f" * (len(whole) - 5000))
+        if len(whole) > 5000:
+            store.load(saved, {"items.json": 5}, "")
+            with pytest.raises(EnvFault, match=f"{name} of the saved index .* is damaged"):
+                store.verify(saved)
+        (saved / name).write_bytes(whole)
+    for name in ("positions.npy", "products.rows"):
+        whole = (saved / name).read_bytes()
+        (saved / name).write_bytes(whole[:5000] + b"\x7f" * (len(whole) - 5000))
+        opened = store.load(saved, {"items.json": 5}, "")
+        with pytest.raises(EnvFault, match="is damaged"):
+            for product in products:
+                opened.search(product.title, 50), opened.products[opened.find(product.asin)]
+        (saved / name).write_bytes(whole)
+    store.verify(saved)
+
+
 def test_an_interrupted_save_leaves_the_old_index(products: list[Product], saved: Path) -> None:
     def stream() -> object:
         yield products[0]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.save(stream(), saved, {"items.json": 6})
+        store.save(stream(), saved, {"items.json": 6}, {})
     assert len(store.load(saved, {"items.json": 5}, "").products) == 700
     assert [entry.name for entry in saved.parent.iterdir()] == ["index"]
 
@@ -167,25 +194,46 @@ def test_an_array_is_read_record_by_record_whatever_the_chunks(tmp_path: Path, c
 
 @pytest.mark.parametrize(("text", "message"), [
     ("", "not a JSON array"), ('{"a": 1}', "not a JSON array"), ('[{"asin": 1}', "cut off"), ("[{]", "cut off or damaged"),
-    ("[{}]", "record 1: missing or of another type: asin, name, full_description"), ('[3]', "record 1: missing")])
+    ("[" * 100_000, "nested too deeply"), ("[]", "no usable product"),
+    ("[{}]", "no usable product .*; items_shuffle.json, record 1: missing or of another type: asin, name, full_description"),
+    ("[3]", "record 1: missing")])
 def test_damaged_raw_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     shop = write_raw(tmp_path, text, {})
     with pytest.raises(EnvFault, match=message):
         official.official_catalogue(shop)
 
 
-def test_bad_options_and_missing_companions_are_named(tmp_path: Path) -> None:
-    shop = write_raw(tmp_path / "a", [raw("B1", customization_options={"Color": ["red"]})], {})
-    with pytest.raises(EnvFault, match="record 1: customization_options"):
-        official.official_catalogue(shop)
+def test_raw_records_that_cannot_be_used_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, from the files as from the saved index; what upstream leaves out too."""
+    records = [raw("B1"), raw("B2", customization_options={"Color": ["red"]}), raw("B3", pricing="$free"), raw("B4", pricing=3),
+               raw("B5", name="\ud800"), raw("B1"), raw("nan"), raw("B1234567890"), raw("B/6"), raw("B7", small_description=[None]),
+               raw("B8"), 3]
+    shop = write_raw(tmp_path, records, {"B8": {"attributes": "none"}, "B9": 3})
+    reasons = {2: "customization_options are not {name: [{value}, ...]}", 3: "pricing '$free' is not a text of dollar amounts",
+               4: "pricing is not a text", 5: "missing or of another type: name", 6: "its id 'B1' came before",
+               7: "its id 'nan' is left out as upstream does ('nan', or longer than 10 characters)",
+               8: "its id 'B1234567890' is left out as upstream does ('nan', or longer than 10 characters)",
+               9: "its id 'B/6' is not of letters and digits", 10: "missing or of another type: small_description",
+               11: "its attributes are not a list of texts",
+               12: "missing or of another type: " + ", ".join(sorted(official.RAW_FIELDS))}
+    expected = {f"items_shuffle.json, record {number}": reason for number, reason in reasons.items()}
+    assert official.official_catalogue(shop).left_out == expected
+    official.build_index(shop)
+    monkeypatch.setattr(catalogue, "_shared", {})
+    opened = official.official_catalogue(shop)
+    assert isinstance(opened, store.StoredCatalogue) and opened.left_out == expected and len(opened.products) == 1
+
+
+def test_missing_and_damaged_companions_are_named(tmp_path: Path) -> None:
     shop = write_raw(tmp_path / "b", [raw("B1")], {})
     (shop / "items_ins_v2.json").unlink()
     with pytest.raises(EnvFault, match="needs items_ins_v2.json"):
         official.official_catalogue(shop)
     shop = write_raw(tmp_path / "c", [raw("B1")], {})
-    (shop / "items_ins_v2.json").write_text("{")
-    with pytest.raises(EnvFault, match="items_shuffle.json cannot be read|items_ins_v2.json"):
-        official.official_catalogue(shop)
+    for broken in ("{", "[" * 100_000, "[]"):
+        (shop / "items_ins_v2.json").write_text(broken)
+        with pytest.raises(EnvFault, match="items_shuffle.json cannot be read|items_ins_v2.json"):
+            official.official_catalogue(shop)
 
 
 def test_a_large_file_needs_its_index_and_a_changed_one_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +245,11 @@ def test_a_large_file_needs_its_index_and_a_changed_one_a_new_one(tmp_path: Path
         official.official_catalogue(shop)
     official.build_index(shop)
     assert not official.needs_index(shop) and isinstance(official.official_catalogue(shop), store.StoredCatalogue)
+    weights = shop / "index" / "weights.npy"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    assert official.needs_index(shop)                        # fetch finds damage that opening does not
+    official.build_index(shop)
+    assert not official.needs_index(shop)
     (shop / "items_shuffle.json").write_text(json.dumps([raw("B1")]))
     assert official.needs_index(shop)
 

@@ -61,6 +61,7 @@ def test_ties_come_in_catalogue_order_and_strangers_not_at_all() -> None:
     assert index.search("cup", 50) == list(range(14))
     assert index.search("nothing known", 5) == index.search("", 5) == index.search("the", 5) == []
     assert index.search("hat " * 50_000, 5) == [14]
+    assert ProductIndex([]).search("cup", 5) == ProductIndex(["", "the"]).search("cup", 5) == []
 
 
 # ---- pages and navigation: agentbench -----------------------------------------------------------------------------------

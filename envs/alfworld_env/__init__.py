@@ -34,6 +34,7 @@ Only actions from the list count. If the answer is "Nothing happens.", your acti
 Containers may be closed; open them to see what is inside. You can carry one thing at a time.
 Always call the tool; a message without a tool call does nothing and uses up a turn. You have {turns} turns."""
 MICRO_SYSTEM = "house: one action a turn."
+BACKENDS = ("own", "textworld")
 _ARRIVAL = re.compile(r"\AYou arrive at loc \d+\. ")
 _PUT = re.compile(r"\A(?:put|move) (?P<thing>\S+(?: \d+)?) (?:in/on|in|on|into|onto|to) (?P<place>\S+(?: \d+)?)\Z")
 
@@ -49,7 +50,7 @@ class ALFWorldEnv(Env):
 
     def __init__(self, **settings: Any) -> None:
         self._textworld: TextWorldEngine | None = None
-        check_name("alfworld: backend", settings.get("backend") or "own", ("own", "textworld"))
+        check_name("alfworld: backend", settings.get("backend") or "own", BACKENDS)
         super().__init__(**settings)
         self._micro = self.source == "generated" and self.size == "micro"
         ok, reason = self.available(self.backend)
@@ -60,6 +61,8 @@ class ALFWorldEnv(Env):
 
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
+        if backend not in (None, *BACKENDS):
+            return False, f"unknown alfworld backend {backend!r}; known: {', '.join(BACKENDS)}"
         reason = missing() if backend == "textworld" else ""
         return not reason, reason
 
@@ -162,6 +165,7 @@ class ALFWorldEnv(Env):
         if self._textworld is not None:
             give_back(self._textworld)
         self._textworld, self.instance = None, None          # a step without a new reset is an error
+        self.world = self._played = None
 
     # ---- experts --------------------------------------------------------------------------------------------------
     def expert(self) -> Message:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 TASK_TYPES = ("pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep",
               "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep", "pick_two_obj_and_place")
@@ -23,7 +24,7 @@ PREDICATES = {"atlocation": 2, "receptacleatlocation": 2, "objectatlocation": 2,
 _PROPERTY = {"pick_clean_then_place_in_recep": ("cleanable", "isClean"),
              "pick_heat_then_place_in_recep": ("heatable", "isHot"),
              "pick_cool_then_place_in_recep": ("coolable", "isCool")}
-_FACT = re.compile(r"\(\s*([a-z]+)((?:\s+[^\s()]+)+)\s*\)")
+_FACT = re.compile(r"\(\s*([a-z]+)((?:\s+[a-z0-9_]+)+)\s*\)")
 _PATH = re.compile(r"(?P<kind>[a-z_]+)-(?P<object>\w+)-(?P<movable>\w+)-(?P<receptacle>\w+)-(?P<scene>\d+)$")
 
 
@@ -167,6 +168,9 @@ def _check(problem: Problem) -> None:
             raise ValueError(f"an entity has more than one {predicate}")
     if not facts.get("receptacleatlocation"):
         raise ValueError("the household has no receptacle")
+    placed = {receptacle for receptacle, _ in facts["receptacleatlocation"]}
+    if lost := sorted({receptacle for _, receptacle in facts.get("inreceptacle", ())} - placed):
+        raise ValueError(f"things lie in {lost[0]}, which is at no location")
 
 
 # ---- official game files ------------------------------------------------------------------------------------------------
@@ -194,10 +198,26 @@ def goal_sentence(grammar: str) -> str:
 
 
 def plain_sentence(text: str) -> str:
-    """`text` itself. ValueError if it is empty or holds signs that a text grammar would expand."""
-    if not text.strip() or re.search(r'["\\{}\[\]#\n]', text):
-        raise ValueError(f"not a plain goal sentence: {text[:60]!r}")
+    """`text` itself. ValueError if it is empty or holds signs that a text grammar would expand, or that are no characters."""
+    if not text.strip() or re.search(r'["\\{}\[\]#\n\ud800-\udfff]', text):
+        raise ValueError(f"not a plain goal sentence: {ascii(text[:60])}")
     return text
+
+
+def read_json(text: str) -> Any:
+    """The value that `text` holds. ValueError: it is not JSON, or nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def plain_walkthrough(data: dict[str, Any]) -> list[str]:
+    """The commands under "walkthrough"; [] if there are none. ValueError: they are something else."""
+    walkthrough = data.get("walkthrough") or []
+    if not isinstance(walkthrough, list) or not all(isinstance(command, str) for command in walkthrough):
+        raise ValueError("the walkthrough is not a list of commands")
+    return walkthrough
 
 
 def load_game(path: str | Path) -> Game:
@@ -206,7 +226,7 @@ def load_game(path: str | Path) -> Game:
     Raises:
         OSError: unreadable. ValueError: not a usable game; the message says why.
     """
-    data = json.loads(Path(path).read_text(encoding="utf-8"))
+    data = read_json(Path(path).read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError("the game file is not a JSON object")
     for key in ("pddl_problem", "grammar"):
@@ -214,10 +234,8 @@ def load_game(path: str | Path) -> Game:
             raise ValueError(f"the game file has no text under {key!r}")
     if not data.get("solvable", False):
         raise ValueError("marked as not solvable")
-    walkthrough = data.get("walkthrough") or []
-    if not isinstance(walkthrough, list) or not all(isinstance(command, str) for command in walkthrough):
-        raise ValueError("the walkthrough is not a list of commands")
-    return Game(parse_problem(data["pddl_problem"]), goal_sentence(data["grammar"]), wording_of(data["grammar"]), walkthrough)
+    return Game(parse_problem(data["pddl_problem"]), goal_sentence(data["grammar"]), wording_of(data["grammar"]),
+                plain_walkthrough(data))
 
 
 def kind_of_path(path: str) -> str:

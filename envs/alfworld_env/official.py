@@ -2,13 +2,13 @@
 
 A game is a file `json_2.1.*/<split>/<task>/<trial>/game.tw-pddl`, or a line {game: that path, task: goal sentence,
 pddl_problem, solvable, walkthrough} of a `*.jsonl` or `*.jsonl.zst` file; the file wins. A line holds no text grammar: it is
-played in the "old" text format, AgentBench's.
+played in the "old" text format, AgentBench's. A line that names no game, or one that an earlier line has, is listed among what
+every split, or the game's, cannot use.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import threading
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envs.alfworld_env.game import Game, plain_sentence, kind_of_path, load_game, parse_problem
+from envs.alfworld_env.game import (Game, kind_of_path, load_game, parse_problem, plain_sentence, plain_walkthrough,
+                                    read_json)
 from envs.base import EnvFault
 from envs.instances import Instance
 
@@ -32,7 +33,7 @@ SPLIT_FILES = {"train": ("train_valid.json", "train"), "dev": ("", "valid_seen")
 _GAME = "game.tw-pddl"
 _NAME = re.compile(rf"json_2\.1\.[^/]+/(\w+)/[^/]+/[^/]+/{re.escape(_GAME)}\Z")
 _PUT = re.compile(r"\Amove (.+) to ")
-_BAD = (OSError, EOFError, ValueError, TypeError, KeyError, *((zstandard.ZstdError,) if zstandard else ()))
+_UNREADABLE = (OSError, EOFError, ValueError, *((zstandard.ZstdError,) if zstandard else ()))
 _libraries: dict[Path, "Library"] = {}
 _lock = threading.Lock()
 
@@ -76,6 +77,7 @@ class Library:
 
     folder: Path
     _lines: dict[str, bytes] | None = None
+    _bad_lines: list[tuple[str, str, str]] = field(default_factory=list)      # split folder or "", file and line, reason
     _splits: dict[str, Split] = field(default_factory=dict)
 
     @property
@@ -97,25 +99,46 @@ class Library:
             OSError: neither a file nor a line. ValueError: it cannot be used; the message says why.
         """
         if self._lines and name in self._lines and not (self.root / name).is_file():
-            return _game_of(json.loads(zlib.decompress(self._lines[name])))
+            return _game_of(read_json(zlib.decompress(self._lines[name]).decode()))
         return load_game(self.root / name)
 
     def _files(self) -> list[Path]:
         return sorted([*self.folder.glob("*.jsonl"), *self.folder.glob("*.jsonl.zst")])
 
+    def _read_files(self) -> dict[str, bytes]:
+        """Path of the game -> its line, compressed; what cannot be used goes to `_bad_lines`."""
+        found: dict[str, bytes] = {}
+        self._bad_lines.clear()
+        for file in self._files():
+            for place, line in _read_lines(file):
+                try:
+                    name = _name_of(line)
+                except ValueError as error:
+                    self._bad_lines.append(("", place, str(error)))
+                    continue
+                if name in found:
+                    self._bad_lines.append((_NAME.match(name).group(1), place, f"an earlier line has {name}"))
+                else:
+                    found[name] = zlib.compress(line.encode(), 1)
+        return found
+
     def _load(self, split: str) -> Split:
         listing, sub = SPLIT_FILES[split]
         if self._lines is None:
-            self._lines = {name: line for file in self._files() for name, line in _read_lines(file)}
+            self._lines = self._read_files()
         if listing and (self.folder / listing).is_file():
             names, source = _listed(self.folder / listing), str(self.folder / listing)
         else:
             files = (game.relative_to(self.root).as_posix() for game in self.root.glob(f"json_2.1.*/{sub}/*/*/{_GAME}"))
             names = sorted({*files, *(name for name in self._lines if _NAME.match(name).group(1) == sub)})
             source = f"{self.root}/json_2.1.*/{sub}"
-        instances, skipped = [], []
+        instances, seen = [], set()
+        skipped = [(place, reason) for folder, place, reason in self._bad_lines if folder in ("", sub)]
         for name in names:
             try:
+                if name in seen:
+                    raise ValueError("listed twice")
+                seen.add(name)
                 kind, game = kind_of_path(name), self.game(name)
                 if game.problem.goal.kind != kind:
                     raise ValueError(f"the goal is of type {game.problem.goal.kind}, the folder says {kind}")
@@ -131,7 +154,7 @@ class Library:
 def _listed(listing: Path) -> list[str]:
     """The paths in one of AgentBench's lists {type: [path, ...]}, in order."""
     try:
-        groups = json.loads(listing.read_text(encoding="utf-8"))
+        groups = read_json(listing.read_text(encoding="utf-8"))
         names = [name for group in groups.values() for name in group]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise EnvFault(f"alfworld: {listing} is not a list of games {{type: [path, ...]}}: {error}") from error
@@ -140,19 +163,25 @@ def _listed(listing: Path) -> list[str]:
     return names
 
 
-def _read_lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """(game path, the line compressed) of every line of a `.jsonl` or `.jsonl.zst` file. EnvFault names file and line."""
-    done = 0
+def _read_lines(file: Path) -> Iterator[tuple[str, str]]:
+    """(file and line number, line) of a `.jsonl` or `.jsonl.zst` file. EnvFault: it cannot be read to its end."""
+    number = 0
     with _open(file) as lines:
         try:
-            for line in lines:
-                name = json.loads(line)["game"]
-                if not _NAME.match(name):
-                    raise ValueError(f"{name!r} is no path of a game")
-                yield name, zlib.compress(line.encode(), 1)
-                done += 1
-        except _BAD as error:
-            raise EnvFault(f"alfworld: {file}, line {done + 1}: {error}") from error
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{file.name}, line {number}", line
+        except _UNREADABLE as error:
+            raise EnvFault(f"alfworld: {file}, line {number + 1}: {error}") from error
+
+
+def _name_of(line: str) -> str:
+    """The path of the game that a line holds. ValueError: it holds none."""
+    record = read_json(line)
+    name = record.get("game") if isinstance(record, dict) else None
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ValueError(f"no record of a game: {ascii(name)[:80]} is no path of one")
+    return name
 
 
 def _open(file: Path) -> io.TextIOBase:
@@ -170,5 +199,5 @@ def _game_of(record: dict[str, Any]) -> Game:
             raise ValueError(f"the record has no text under {key!r}")
     if not record.get("solvable", False):
         raise ValueError("marked as not solvable")
-    walkthrough = [_PUT.sub(r"put \1 in/on ", command) for command in record.get("walkthrough") or ()]
+    walkthrough = [_PUT.sub(r"put \1 in/on ", command) for command in plain_walkthrough(record)]
     return Game(parse_problem(record["pddl_problem"]), plain_sentence(record["task"]), "old", walkthrough)

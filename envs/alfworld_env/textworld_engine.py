@@ -73,6 +73,13 @@ def _speed_up() -> None:
                                             "mapping": dict(context["mapping"])}
 
 
+def _forget() -> None:
+    """Empty the store in which TextWorld keeps every proposition of every game for ever; it only saves making them again."""
+    from mementos import core
+
+    vars(core).get("_memento_cache", {}).clear()
+
+
 _idle: list["TextWorldEngine"] = []
 _lock = threading.Lock()
 
@@ -118,6 +125,7 @@ class TextWorldEngine:
     def load(self, pddl: str, task: str, wording: str) -> "TextWorldEngine":
         """Take up another game: a PDDL problem, its goal sentence and the text format ("old" or "new"); returns itself."""
         domain, grammar = logic_texts(wording)
+        _forget()
         self._env.load({"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL.", task), "pddl_problem": pddl})
         return self
 

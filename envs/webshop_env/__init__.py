@@ -35,6 +35,7 @@ Use the search tool where the page has a search bar, and the click tool on one o
 Choose the keywords with care, think before you act, open a product, choose the options that are asked for, and buy it.
 Always call a tool, also when you are unsure: nobody will answer questions, and you need no permission for any tool."""
 MICRO_CHARS = 120                                           # a micro observation is cut at this length
+ECHO_CHARS = 1000                                           # of the action that an observation repeats, strict rules
 NO_CALL = "No executable tool calls found! You should call a tool instead."
 BROKEN_CALL = "No valid tool call found from agent."
 LIMIT = "Task limit reached."
@@ -66,7 +67,7 @@ class WebShopEnv(Env):
         super().__init__(**settings)
         self.nouns = noun_tagger(self.backend)
         self.layout, self.catalogue = self._shop()
-        self.skipped: dict[str, str] = self._official_goals()[1] if self.source == "official" else {}
+        self.skipped: dict[str, str] = self.catalogue.left_out | (self._official_goals()[1] if self.source == "official" else {})
         self.session: Session | None = None
 
     @property
@@ -89,7 +90,7 @@ class WebShopEnv(Env):
         layout, catalogue = self._shop()
 
         def draw(rng: random.Random, index: int) -> tuple[str, dict[str, Any]]:
-            kind = goals.SHARES[index % len(goals.SHARES)]
+            kind = goals.SHARES[self.size][index % 8]
             return kind, {"catalogue": self.size, "goal": goals.draw_goal(rng, kind, catalogue, layout, self.size)}
         return generate(self.task, self.size, self.split, draw, key=lambda data: data["goal"]["instruction_text"])
 
@@ -117,6 +118,9 @@ class WebShopEnv(Env):
         if not done:
             self.invalid_calls += 1
             return self._cut(self._refusal(call.name, value))
+        if len(value) > ECHO_CHARS:
+            self.cut_chars += len(value) - ECHO_CHARS
+            value = value[:ECHO_CHARS] + "..."
         return self._after(f"{_verb(call.name)}[{value}]")
 
     def _after(self, action: str) -> str | None:
@@ -149,6 +153,9 @@ class WebShopEnv(Env):
     def _page(self) -> str:
         actions = {"has_search_bar": self.session.has_search_bar, "clickables": self.session.clickables}
         return f"{self.shown}\n\nAvailable Actions:\n{actions}"
+
+    def close(self) -> None:
+        self.session, self.instance = None, None             # a step without a new reset is an error
 
     # ---- agentbench's answers ----------------------------------------------------------------------------------------
     def _literal(self, name: str, value: Any) -> Message | str | None:

@@ -17,6 +17,7 @@ from envs.webshop_env import lexicon
 from envs.webshop_env.search import ProductIndex
 
 PRODUCTS = {"small": 4000, "full": 20_000}
+FAMILY = (1, 1, 2, 3, 4, 6)                                 # sizes of families, equally likely
 SEARCHES_KEPT = 8192
 NO_PRICE = 100.0                                            # WebShop's price of a product that has none
 
@@ -58,11 +59,12 @@ class Catalogue:
 
     Args:
         positions: id in lower case to position; index: over the products' texts. Both are made where they are not given.
+        left_out: official records (file and place) that could not be used, and why.
     """
 
     def __init__(self, products: Sequence[Product], positions: Mapping[str, int] | None = None,
-                 index: ProductIndex | None = None) -> None:
-        self.products = products
+                 index: ProductIndex | None = None, left_out: Mapping[str, str] | None = None) -> None:
+        self.products, self.left_out = products, dict(left_out or {})
         self.positions = positions if positions is not None else \
             {product.asin.lower(): position for position, product in enumerate(products)}
         self.index = index or ProductIndex(product.index_text for product in products)
@@ -132,38 +134,48 @@ def _uneven(rng: random.Random, low: int, high: int) -> int:
 
 
 def large_products(size: str, count: int) -> list[Product]:
-    """`count` products with brand, attributes (some in the title, some only among the features), options and price tags.
-    Each `size` has a catalogue of its own."""
+    """`count` products with brand, attributes (some in the title, some only among the features), options and price tags, in
+    families of up to six that share brand, kind and title but differ in features, option values and price: as in a real shop,
+    the first hit often is not quite what is wanted. Each `size` has a catalogue of its own."""
     rng = random.Random(f"webshop/{size}/catalogue")
     ids: set[str] = set()
-    return [_large_product(rng, ids) for _ in range(count)]
+    products: list[Product] = []
+    while len(products) < count:
+        products += _family(rng, ids)
+    return products[:count]
 
 
-def _large_product(rng: random.Random, ids: set[str]) -> Product:
+def _family(rng: random.Random, ids: set[str]) -> list[Product]:
     department = rng.choice(list(lexicon.DEPARTMENTS))
     shelf = lexicon.DEPARTMENTS[department]
     noun, shelf_name = rng.choice(list(shelf["nouns"].items()))
-    attributes = rng.sample(shelf["attributes"], rng.choice((4, 5, 6)))
     brand = rng.choice(lexicon.BRAND_STARTS) + rng.choice(lexicon.BRAND_ENDS)
     audience = rng.choice(lexicon.AUDIENCES[department])
-    while (asin := "B0" + "".join(rng.choices("0123456789BCDFGHJKLMNPQRSTVWXYZ", k=8))) in ids:
-        pass
-    ids.add(asin)
-    first, second = (attribute.title() for attribute in attributes[:2])
-    title = f"{brand} {first} {noun.title()} for {audience}, {second}, Model {rng.randrange(100, 1000)}"
-    low = round(rng.randint(*shelf["price"]) + rng.choice((0.99, 0.5, 0.0, 0.49)), 2)
-    pricing = (low, round(low + rng.randint(2, 15), 2)) if rng.random() < 0.15 else (low,)
-    groups = rng.sample(list(shelf["options"]), rng.choice((0, 1, 1, 2, 2)))
-    options = {name: _subset(rng, shelf["options"][name]) for name in shelf["options"] if name in groups}
-    bullets = tuple(f"{attribute.capitalize()}: {rng.choice(('made', 'chosen', 'tested'))} for {audience.lower()}"
-                    for attribute in rng.sample(attributes, len(attributes)))
-    description = f"This {noun} by {brand} suits {audience.lower()} and is {attributes[2]}."
+    leads = rng.sample(shelf["attributes"], 2)
+    first, second = (lead.title() for lead in leads)
+    groups = rng.sample(list(shelf["options"]), rng.choice((0, 1, 2, 2)))
+    around = rng.randint(*shelf["price"])
     path = f"{shelf['path']} \u203a {shelf_name} \u203a {noun.title()}"
-    return Product(asin, title, noun, department, path, tuple(attributes), options, pricing,
-                   " to ".join(f"${price}" for price in pricing), description, bullets)
+    family = []
+    for _ in range(rng.choice(FAMILY)):
+        while (asin := "B0" + "".join(rng.choices("0123456789BCDFGHJKLMNPQRSTVWXYZ", k=8))) in ids:
+            pass
+        ids.add(asin)
+        others = [attribute for attribute in shelf["attributes"] if attribute not in leads]
+        attributes = leads + rng.sample(others, rng.randint(2, 6))
+        title = f"{brand} {first} {noun.title()} for {audience}, {second}, Model {rng.randrange(100, 1000)}"
+        low = round(max(3, around + rng.randint(-around // 4, around // 4)) + rng.choice((0.99, 0.5, 0.0, 0.49)), 2)
+        pricing = (low, round(low + rng.randint(2, 15), 2)) if rng.random() < 0.15 else (low,)
+        options = {name: _subset(rng, shelf["options"][name]) for name in shelf["options"] if name in groups}
+        bullets = tuple(f"{attribute.capitalize()}: {rng.choice(('made', 'chosen', 'tested'))} for {audience.lower()}"
+                        for attribute in rng.sample(attributes, len(attributes)))
+        description = f"This {noun} by {brand} suits {audience.lower()} and is {attributes[2]}."
+        family.append(Product(asin, title, noun, department, path, tuple(attributes), options, pricing,
+                              " to ".join(f"${price}" for price in pricing), description, bullets))
+    return family
 
 
 def _subset(rng: random.Random, values: Sequence[str]) -> tuple[str, ...]:
     """Three or more of `values`, in their order."""
-    chosen = set(rng.sample(range(len(values)), rng.randint(3, min(len(values), 8))))
+    chosen = set(rng.sample(range(len(values)), rng.randint(3, len(values))))
     return tuple(value for position, value in enumerate(values) if position in chosen)

@@ -8,7 +8,6 @@ expert's search.
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,20 @@ from typing import Any
 from envs.base import EnvFault
 from envs.instances import Instance
 from envs.webshop_env.catalogue import Catalogue, Product
-from envs.webshop_env.official import bad_fields, instruction_files
+from envs.webshop_env.official import instruction_files
 from envs.webshop_env.pages import Full
 from envs.webshop_env.reward import NO_LIMIT, plain_nouns, purchase_reward
+from envs.webshop_env.schema import bad_fields, parse_json
 
 KINDS = ("no option", "one option", "two options", "cheaper", "second page")
-SHARES = KINDS + ("no option", "one option", "cheaper")     # of eight goals in a row, two each are of these kinds
+SHARES = {"micro": KINDS + ("no option", "one option", "cheaper")} | dict.fromkeys(
+    ("small", "full"), KINDS + ("one option", "two options", "two options"))            # kinds of eight goals in a row
 SHUFFLE_SEED = 233
 OFFICIAL_SPLITS = {"test": (0, 200), "dev": (200, 280), "train": (1000, 12000)}     # AgentBench; upstream tests on 0-499
 MAX_DRAWS = 2000
-SYNTHETIC_FIELDS = {"instruction": str, "instruction_attributes": list}
-HUMAN_FIELDS = SYNTHETIC_FIELDS | {"instruction_options": list}
+MISLEADING = 0.25
+SYNTHETIC_FIELDS = {"instruction": str, "instruction_attributes": [str]}
+HUMAN_FIELDS = SYNTHETIC_FIELDS | {"instruction_options": [str]}
 
 Goal = dict[str, Any]
 
@@ -36,15 +38,17 @@ def draw_goal(rng: random.Random, kind: str, catalogue: Catalogue, layout: Full,
     """A goal of `kind` that some product meets in full; `asin` is the first such product in the list that `keywords` give.
 
     "no option", "one option", "two options": it is on the first page; "cheaper": so it is, but the first hit meets everything
-    but the price; "second page": none on the first page meets everything.
+    but the price; "second page": none on the first page meets everything. Of the goals of larger sizes, a share `MISLEADING` is
+    such that also who searches for the whole instruction finds something else first.
     """
+    misleading = size != "micro" and rng.random() < MISLEADING
     for _ in range(MAX_DRAWS):
-        options = KINDS.index(kind) if kind in KINDS[:3] else rng.randrange(2)
+        options = KINDS.index(kind) if kind in KINDS[:3] else rng.randrange(2 if size == "micro" else 3)
         product = rng.choice(catalogue.products)
         if size == "full" and kind in KINDS[3:]:             # a cheap one, so that the bound rules out many that come first
             product = min([product, *rng.choices(catalogue.products, k=15)], key=lambda other: other.pricing[0])
         goal = _propose(rng, product, options, size)
-        if goal and _classify(goal, catalogue, layout) == kind:
+        if goal and _classify(goal, catalogue, layout) == kind and not (misleading and _first_hit_meets(goal, catalogue, layout)):
             return goal
     raise RuntimeError(f"webshop: no goal of kind {kind!r} in {MAX_DRAWS} draws")
 
@@ -53,7 +57,8 @@ def _propose(rng: random.Random, product: Product, options: int, size: str) -> G
     if len(product.options) < options or len(product.pricing) != 1:
         return None
     micro = size == "micro"
-    attributes = list(product.attributes) if micro else rng.sample(product.attributes, ATTRIBUTES[size])
+    attributes = list(product.attributes) if micro else \
+        rng.sample(product.attributes, min(len(product.attributes), rng.choice(ATTRIBUTES[size])))
     names = sorted(rng.sample(list(product.options), options), key=list(product.options).index)
     chosen = {name: rng.choice(product.options[name]) for name in names}
     limit = rng.choice([float(bound) for bound in range(15, 100, 5) if bound > product.price]) if micro else \
@@ -67,22 +72,26 @@ def _micro_text(goal: Goal, rng: random.Random) -> str:
 
 
 def _small_text(goal: Goal, rng: random.Random) -> str:
-    first, second = goal["attributes"]
-    query = goal["query"]
-    lead = rng.choice((f"i am looking for a {first}, {second} {query}", f"i need a {query} that is {first} and {second}",
-                       f"find me a {first} {query}, it should be {second}",
-                       f"i want to buy a {query} with these features: {first}, {second}"))
+    first, *others = goal["attributes"]
+    query, rest = goal["query"], _listed(others)
+    lead = rng.choice((f"i am looking for a {first}, {', '.join(others)} {query}", f"i need a {query} that is {first} and {rest}",
+                       f"find me a {first} {query}, it should be {rest}",
+                       f"i want to buy a {query} with these features: {', '.join(goal['attributes'])}"))
     return lead + _options_text(goal) + _bound_text(goal["price_upper"])
 
 
 def _full_text(goal: Goal, rng: random.Random) -> str:
-    first, second, third = goal["attributes"]
-    query = goal["query"]
-    lead = rng.choice((f"im looking for a {query} for my sister. it has to be {first}, and {second} would matter to her as "
-                       f"well; also {third}", f"my old {query} broke and i need another one: {first}, {second}, {third}",
-                       f"can you find something {first} and {second}? i mean a {query}, {third} if possible",
-                       f"i would like a {query} which is {third}. make sure that it is {first} and {second} too"))
+    first, *others = goal["attributes"]
+    query, rest = goal["query"], _listed(others)
+    lead = rng.choice((f"im looking for a {query} for my sister. it has to be {first}, and {rest} would matter to her as well",
+                       f"my old {query} broke and i need another one: {', '.join(goal['attributes'])}",
+                       f"can you find something {first}? i mean a {query}, {rest} if possible",
+                       f"i would like a {query} which is {first}. make sure that it is {rest} too"))
     return lead + _options_text(goal) + _bound_text(goal["price_upper"])
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
 
 
 def _options_text(goal: Goal) -> str:
@@ -90,7 +99,7 @@ def _options_text(goal: Goal) -> str:
     return f", with {options}" if options else ""
 
 
-ATTRIBUTES = {"small": 2, "full": 3}                        # wanted by a goal
+ATTRIBUTES = {"small": (2, 3, 4), "full": (2, 3, 4, 5, 6)}  # wanted by a goal
 _TEXTS = {"micro": _micro_text, "small": _small_text, "full": _full_text}
 
 
@@ -107,6 +116,13 @@ def _classify(goal: Goal, catalogue: Catalogue, layout: Full) -> str | None:
     if rank and meets(catalogue.products[hits[0]], goal | {"price_upper": None}):
         return "cheaper"
     return KINDS[len(goal["goal_options"])]
+
+
+def _first_hit_meets(goal: Goal, catalogue: Catalogue, layout: Full) -> bool:
+    """Whether the first product within the budget that a search for the whole instruction lists meets the goal."""
+    hits = (catalogue.products[position] for position in catalogue.search(goal["instruction_text"].lower(), layout.max_hits))
+    first = next((product for product in hits if product.price <= goal["price_upper"]), None)
+    return first is not None and meets(first, goal)
 
 
 def meets(product: Product, goal: Goal) -> bool:
@@ -164,7 +180,7 @@ def official_instances(goals: list[Goal], split: str) -> list[Instance]:
 
 def _read_json(path: Path, kind: type) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, kind):
             raise ValueError(f"it holds no {kind.__name__}")
         return content
@@ -183,8 +199,8 @@ def _synthetic_goals(records: Any, catalogue: Catalogue) -> tuple[list[Goal], di
     goals, skipped = [], {}
     for product in catalogue.products:
         record = records.get(product.asin)
-        if record is None or bad_fields(record, SYNTHETIC_FIELDS) or not record["instruction_attributes"]:
-            skipped[product.asin] = "not among the instructions" if record is None else "no instruction"
+        if why := _no_instruction(product, record):
+            skipped[product.asin] = why
             continue
         limit = price_bound(product.price, random.Random(f"webshop/bound/{product.asin}"))
         names = sorted(product.options)
@@ -194,6 +210,15 @@ def _synthetic_goals(records: Any, catalogue: Catalogue) -> tuple[list[Goal], di
             goals.append(_goal(product, record["instruction"] + (f" with {chosen}" if chosen else ""),
                                record["instruction_attributes"], options, limit))
     return goals, skipped
+
+
+def _no_instruction(product: Product, record: Any) -> str:
+    """Why the product has no synthetic goal; "" if it has."""
+    if record is None:
+        return "not among the instructions"
+    if isinstance(record, dict) and (record.get("instruction") is None or not record.get("instruction_attributes")):
+        return "no instruction"
+    return bad_fields(record, SYNTHETIC_FIELDS) or ("" if all(product.options.values()) else "an option without values")
 
 
 def _human_goals(records: Any, catalogue: Catalogue) -> tuple[list[Goal], dict[str, str]]:

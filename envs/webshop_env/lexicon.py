@@ -9,10 +9,11 @@ MICRO_NOUNS = {"wear": "shirt hat coat scarf belt bag sock glove".split(),
 MICRO_OPTIONS = {"size": ("small", "large"), "fit": ("slim", "loose"), "shape": ("round", "square")}
 MICRO_GROUPS = {"wear": ("size", "fit"), "home": ("size", "shape")}
 
-# small: six departments of six products each
+# small and full: six departments of six products each; no option value contains a colour word that it is not, because agentbench's
+# rules cut it to that word and then do not take it for the one that is wanted
 COLORS = ("black white red navy teal olive ivory coral burgundy charcoal lavender mustard turquoise beige maroon "
           "silver").split()
-SCENTS = "unscented lavender rosemary vanilla citrus cedarwood jasmine peppermint".split()
+SCENTS = "unscented lavender bergamot vanilla citrus cedarwood jasmine eucalyptus".split()
 AUDIENCES = {"fashion": ("Men", "Women", "Teens"), "home": ("Living Room", "Bedroom", "Office"),
              "beauty": ("Dry Skin", "Sensitive Skin", "Daily Use"), "grocery": ("Snacking", "Baking", "Breakfast"),
              "electronics": ("Travel", "Home", "Gaming"), "garden": ("Patio", "Balcony", "Backyard")}

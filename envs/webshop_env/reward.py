@@ -192,6 +192,10 @@ def plain_nouns(title: str) -> list[str]:
 def noun_tagger(backend: str | None) -> NounTagger:
     """The tagger named by `backend`: None or "plain", or "spacy:<model>" (upstream: en_core_web_lg), loaded once per process.
 
+    Plain words against en_core_web_sm 3.8 on the 1,000 real products: under agentbench's rules the type factor differs for 7.2 % of
+    2,000 pairs (bought, wanted) of one query and for 2.3 % of 2,088 of two queries; under strict rules for none and for 2.0 %. Of
+    1,000 purchases from the first five hits of the 200 test goals, 47 rewards differ (strict: 5), and no success.
+
     Raises:
         ValueError: another name. EnvFault: spaCy or the model is not installed.
     """

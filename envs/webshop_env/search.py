@@ -24,8 +24,9 @@ STOP_WORDS = frozenset("a an and are as at be but by for if in into is it no not
                        "they this to was will with".split())
 MAX_QUERY_TERMS = 1024                                      # Lucene's clause limit; a longer query is cut
 ROUNDING = 5e-5                                             # scores are compared at four decimals
-BLOCK = 64                                                  # products per block when the best are searched
+BLOCK = 64                                                  # products per group when the best are searched
 CHUNK = 2 ** 23                                             # occurrences handled at once while an index is made
+_SHIFT = 32                                                 # a key is term << _SHIFT | product: sorted by term, then by product
 _WORD = re.compile(r"\w+(?:(?<=[^\W\d_])['\u2019.:](?=[^\W\d_])\w+|(?<=\d)[.,'\u2019](?=\d)\w+)*")
 _local = threading.local()                                  # a stemmer serves one thread only
 
@@ -46,12 +47,12 @@ class ProductIndex:
 
     def __init__(self, texts: Iterable[str]) -> None:
         vocabulary: dict[str, int] = {}
-        terms, lengths = array("i"), array("i")
-        for text in texts:
-            before = len(terms)
-            terms.extend(vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text))
-            lengths.append(len(terms) - before)
-        self._fill(vocabulary, len(lengths), *_postings(np.array(terms), np.array(lengths), len(vocabulary)))
+        keys, lengths = array("q"), array("i")
+        for number, text in enumerate(texts):
+            before = len(keys)
+            keys.extend(vocabulary.setdefault(term, len(vocabulary)) << _SHIFT | number for term in analyse(text))
+            lengths.append(len(keys) - before)
+        self._fill(vocabulary, len(lengths), *_postings(np.frombuffer(keys, dtype=np.int64), np.array(lengths), len(vocabulary)))
 
     def _fill(self, vocabulary: Mapping[str, int], count: int, weights: np.ndarray, positions: np.ndarray,
               starts: np.ndarray) -> None:
@@ -78,7 +79,7 @@ class ProductIndex:
         for term in analyse(query)[:MAX_QUERY_TERMS]:
             if (number := self._vocabulary.get(term)) is not None:
                 postings = slice(self._starts[number], self._starts[number + 1])
-                scores[self._positions[postings]] += self._weights[postings]
+                np.add.at(scores, self._positions[postings], self._weights[postings])
         found = np.flatnonzero(scores >= _least(scores, limit))
         rounded = np.round(scores[found], 4)                 # sums that differ in the last bit only are a tie
         floor = np.partition(rounded, len(rounded) - limit)[len(rounded) - limit] if len(rounded) > limit else 0.0
@@ -87,49 +88,45 @@ class ProductIndex:
         return found[np.argsort(-rounded, kind="stable")][:limit].tolist()
 
 
-def _postings(terms: np.ndarray, lengths: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _postings(keys: np.ndarray, lengths: np.ndarray, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(weights, positions, starts): for each term number its products in order, and BM25's weight there, Lucene's form:
     idf = ln(1 + (N - df + 1/2) / (df + 1/2)), in single precision, times tf / (k1 (1 - b + b length / mean length) + tf).
 
     Args:
-        terms: term numbers of all products, one product after the other; lengths: how many each product has.
+        keys: term << 32 | product for every word of every product; they are sorted in place.
+        lengths: words of each product.
     """
     count = len(lengths)
-    keys = terms.astype(np.int64)
-    keys *= count
-    keys += np.repeat(np.arange(count, dtype=np.int32), lengths)
-    keys.sort()                                              # by term, then by product
+    keys.sort()
     frequencies = np.zeros(vocabulary, dtype=np.int64)       # products that have the term
-    for term, _, _ in _occurrences(keys, count):
+    for term, _, _ in _occurrences(keys):
         frequencies += np.bincount(term, minlength=vocabulary)
     starts = np.concatenate(([0], np.cumsum(frequencies)))
     idf = np.array([math.log(1 + (count - own + 0.5) / (own + 0.5)) for own in frequencies.tolist()], dtype=np.float32)
-    damping = K1 * ((1 - B) + B * lengths / lengths.mean())
+    damping = K1 * ((1 - B) + B * lengths / (lengths.mean() if len(keys) else 1.0))
     weights, positions, done = np.empty(starts[-1], dtype=np.float32), np.empty(starts[-1], dtype=np.int32), 0
-    for term, product, times in _occurrences(keys, count):
+    for term, product, times in _occurrences(keys):
         part = slice(done, done := done + len(term))
         positions[part], weights[part] = product, idf[term] * (times / (damping[product] + times))
     return weights, positions, starts
 
 
-def _occurrences(keys: np.ndarray, count: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(term, product, how often) for sorted keys term * count + product, some millions at a time."""
-    first = np.ones(len(keys) + 1, dtype=bool)
-    np.not_equal(keys[1:], keys[:-1], out=first[1:-1])
+def _occurrences(keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(term, product, how often) for sorted keys, some millions at a time."""
     begin = 0
     while begin < len(keys):
         end = min(begin + CHUNK, len(keys))
-        end += int(first[end:].argmax())                     # a run of equal keys stays together
-        runs = np.flatnonzero(first[begin:end])
-        term, product = np.divmod(keys[begin:end][runs], count)
-        yield term, product, np.diff(runs, append=end - begin)
+        end = int(np.searchsorted(keys, keys[end - 1], side="right"))         # a run of equal keys stays together
+        part = keys[begin:end]
+        runs = np.flatnonzero(np.concatenate(([True], part[1:] != part[:-1])))
+        yield part[runs] >> _SHIFT, part[runs] & (1 << _SHIFT) - 1, np.diff(runs, append=end - begin)
         begin = end
 
 
 def _least(scores: np.ndarray, limit: int) -> float:
-    """A score that none of the `limit` best is below, ties included: the `limit`-th best of the best scores of blocks."""
+    """A score that none of the `limit` best is below, ties included: the `limit`-th best of the best scores of groups."""
     whole = len(scores) // BLOCK * BLOCK
-    best = scores[:whole].reshape(-1, BLOCK).max(axis=1)
+    best = scores[:whole].reshape(BLOCK, -1).max(axis=0)     # groups of every so many-th product: much faster than neighbours
     if len(best) <= limit:
         return ROUNDING
     return max(float(np.partition(best, len(best) - limit)[len(best) - limit]) - 2 * ROUNDING, ROUNDING)

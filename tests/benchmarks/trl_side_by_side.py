@@ -43,6 +43,7 @@ from eppo.policy import build_micro_model, load_policy  # noqa: E402
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs  # noqa: E402
 
 PROMPTS, GROUP, MAX_TOKENS = 8, 8, 128
+SUM = {"a": "3", "b": "7"}                                  # the same for all: both sides must play equally long dialogues
 
 
 def add(a: str, b: str) -> str:
@@ -83,7 +84,7 @@ class AddEnv(Env):
     task, turn_limits, tools = "bench_add", {"micro": 4}, TOOLS
 
     def _load(self):
-        return [Instance(f"add-{n}", self.task, "add", {"a": str(n // 10), "b": str(n % 10)}) for n in range(100)]
+        return [Instance(f"add-{n}", self.task, "add", dict(SUM)) for n in range(100)]
 
     def _start(self, instance, rng):
         self.seen = None
@@ -122,7 +123,7 @@ def teach(folder: str, template: str) -> None:
                 ids, mask = ids + more, mask + [0] * len(more)
         rows.append((ids, mask))
     model = build_micro_model(len(tokenizer), max_tokens=2048)
-    for _ in imitate(model, iter(lambda: rng.sample(rows, 8), None), updates=200, lr=3e-3):
+    for _ in imitate(model, iter(lambda: rng.sample(rows, 8), None), updates=60, lr=3e-3):
         pass
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -182,9 +183,8 @@ def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
             between(state.global_step)
 
     count = between.rounds
-    for number in range(count * PROMPTS):
-        a, b = str(number % 100 // 10), str(number % 10)
-        rows.append({"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "a": a, "b": b})
+    for _ in range(count * PROMPTS):
+        rows.append({"prompt": [{"role": "user", "content": "What is {a} + {b}?".format(**SUM)}], **SUM})
     config = GRPOConfig(output_dir=out, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=PROMPTS * GROUP,
                         num_generations=GROUP, max_completion_length=2 * MAX_TOKENS, max_tool_calling_iterations=3, max_steps=count,
                         learning_rate=1e-6, beta=0.0, temperature=1.0, top_k=0, top_p=1.0, logging_steps=1, report_to="none",
