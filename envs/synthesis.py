@@ -21,6 +21,7 @@ from envs.instances import Instance
 
 MAX_SIMILARITY = 0.7
 MAX_ANSWER_CHARS = 200
+MAX_QUESTION, MAX_CHARS, MAX_COLUMNS, MAX_ROWS = 1000, 20_000, 30, 200     # characters of a question and a proposal; its table
 EXAMPLES = 4                                                # shown with each request
 FORMS = {
     "os": '{"question": what the user asks, with one short exact answer; "init": a POSIX shell script, run as root in an empty '
@@ -105,45 +106,81 @@ def _os(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
         raise Dropped("its reference solution gives different answers")
     if not 0 < len(outputs[0]) <= MAX_ANSWER_CHARS:
         raise Dropped("its answer is empty or too long")
+    if not outputs[0].replace("\n", "").isprintable() or "\ufffd" in outputs[0]:
+        raise Dropped("its answer is no plain text")
     kind = "integer" if re.fullmatch(r"-?\d+", outputs[0]) else "string"
     return problem(question, [init], [solution], answer=(kind, outputs[0]))
 
 
 def _db(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
+    from envs.db_env.grading import states_match
+
     question, sql, table = _text(proposal, "question"), _text(proposal, "sql"), proposal.get("table")
     try:
-        columns = [[str(name), str(kind)] for name, kind in table["columns"]]
-        rows = [[str(cell) for cell in row] for row in table["rows"]]
-        if not columns or not rows or any(len(row) != len(columns) for row in rows):
+        columns = [[str(name), kind] for name, kind in table["columns"]]
+        rows = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in table["rows"]]
+        name, names = table["name"], {name.lower() for name, _ in columns}
+        if not (isinstance(name, str) and name.strip() and not name.lower().startswith("sqlite_")):
+            raise ValueError("no usable name")
+        if not (0 < len(columns) <= MAX_COLUMNS and len(names) == len(columns) and all(map(str.strip, names))
+                and {kind for _, kind in columns} <= {"TEXT", "INT"}):
+            raise ValueError("no usable columns")
+        if not 0 < len(rows) <= MAX_ROWS or any(len(row) != len(columns) for row in rows):
             raise ValueError("rows do not fit the columns")
-        tables = [{"name": str(table["name"]), "columns": columns, "rows": rows}]
     except (TypeError, KeyError, ValueError) as error:
         raise Dropped("its world cannot be built") from error
+    tables = [{"name": name, "columns": columns, "rows": rows}]
     changes = sql.split()[0].upper() in ("INSERT", "UPDATE", "DELETE", "REPLACE")
     data = {"question": question, "tables": tables, "sql": [sql], "label": [], "ordered": False, "changes": changes}
+    (found, state), (mirrored, mirrored_state) = (_run_sql([tables[0] | {"rows": rows[::order]}], sql) for order in (1, -1))
+    if Counter(found) != Counter(mirrored) or not states_match(mirrored_state, state):
+        raise Dropped("the data do not determine its answer")
     if changes:
         return data
-    text = _play(env, data, [assistant_call("execute_sql", query=sql)]).messages[0]["content"]
-    try:
-        found = ast.literal_eval(text)
-        label = ["NULL" if row[0] is None else str(row[0]) for row in found]
-    except (ValueError, SyntaxError, TypeError, IndexError) as error:
-        raise Dropped("its reference solution does not run") from error
+    label = ["NULL" if row[0] is None else str(row[0]) for row in found]
     if any(len(row) != 1 for row in found) or not label or sum(map(len, label)) > MAX_ANSWER_CHARS:
         raise Dropped("its answer is empty or too long")
     return data | {"label": label}
 
 
+def _run_sql(tables: list[dict[str, Any]], sql: str) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
+    """The rows of a statement, and the tables after it."""
+    from envs.db_env.embedded import EmbeddedDatabase
+    from envs.db_env.worker import StateLost
+
+    database = EmbeddedDatabase(tables)
+    try:
+        outcome, state = database.query(sql), database.state()
+        if outcome.failed or state is None:
+            raise Dropped("its reference solution does not run")
+        return ast.literal_eval(outcome.text), state
+    except (ValueError, SyntaxError, StateLost) as error:    # a row that is not plain values, a worker that it ended
+        raise Dropped("its reference solution does not run") from error
+    finally:
+        database.close()
+
+
+def _number(cell: Any) -> str:
+    """The text of a number; ValueError for anything else."""
+    if not isinstance(cell, (int, float)):
+        raise ValueError("a cell is neither text nor number")
+    return str(cell)
+
+
 def _kg(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
+    from envs.kg_env.env import MAX_QUERY
     from envs.kg_env.graph import shared_graph
-    from envs.kg_env.program import Count, mentioned, run_actions, s_expression
+    from envs.kg_env.program import Count, mentioned, query_size, run_actions, s_expression
 
     question, entities, actions = _text(proposal, "question"), proposal.get("entities"), proposal.get("actions")
     names = shared_graph(env.size).names
-    if not isinstance(entities, dict) or not entities or any(names.get(entity) != name for name, entity in entities.items()):
+    if not isinstance(entities, dict) or not entities or any(
+            not isinstance(entity, str) or names.get(entity) != name for name, entity in entities.items()):
         raise Dropped("it names entities that are not in the graph")
     try:
         program = run_actions([str(action) for action in actions])[-1]
+        if query_size(program) > MAX_QUERY:
+            raise ValueError("built from too many steps")
         answer = sorted(env.store.execute(program))
     except (TypeError, ValueError, IndexError, KeyError, SyntaxError) as error:
         raise Dropped("its reference solution does not run") from error
@@ -223,12 +260,16 @@ class Synthesis:
 
     def _keep(self, proposal: dict[str, Any]) -> None:
         question = _text(proposal, "question")
+        try:
+            if len(question) > MAX_QUESTION or len(json.dumps(proposal, ensure_ascii=False).encode()) > MAX_CHARS:
+                raise Dropped("it is too long")
+        except UnicodeEncodeError as error:                  # a lone surrogate, which nothing could save
+            raise Dropped("it is no valid text") from error
         if any(rouge_l(question, other) >= MAX_SIMILARITY for other in self.tests):
             raise Dropped("it overlaps a test item")
         if any(rouge_l(question, other) >= MAX_SIMILARITY for other in self.known):
             raise Dropped("it is too much like one that is known")
         data = CHECKS[self.task](self.env, proposal)
-        json.dumps(data, ensure_ascii=False).encode()        # a lone surrogate could not be saved: it raises here
         if _play(self.env, data).reward != 1.0:
             raise Dropped("its reference solution does not pass its own checker")
         if _play(self.env, data, [NOTHING[self.task]]).reward != 0.0:

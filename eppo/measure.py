@@ -142,7 +142,7 @@ def episode_row(trajectory: Trajectory, step: int, split: str) -> dict[str, Any]
             "turns": len(t.turns), "tokens": len(t.ids_T), "sampled_tokens": t.num_sampled_tokens,
             "cut_chars": t.info.get("cut_chars", 0), "invalid_calls": t.info.get("invalid_calls", 0),
             "versions": sorted({version for version in t.version_T if version >= 0}), "error": t.info.get("error"),
-            "perf/env_s": t.info.get("env_s", 0.0)} | {key: t.info[key] for key in ("sandbox",) if key in t.info}
+            "perf/env_s": t.info.get("env_s", 0.0)} | {key: t.info[key] for key in ("sandbox", "executable") if key in t.info}
 
 
 def trajectory_row(trajectory: Trajectory, step: int) -> dict[str, Any]:

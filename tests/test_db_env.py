@@ -57,6 +57,21 @@ def test_contract_full():
     assert {row["kind"] for row in rows} == set(SMALL_KINDS) and all(row["instances"] >= 4 for row in rows)
 
 
+@pytest.mark.parametrize("split", ["dev", "test", pytest.param("train", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("size", ["micro", "small", "full"])
+def test_every_gold_earns_its_reward(size, split):
+    """On the back end that episodes use: generation runs the gold by SQLite itself, without the translation from MySQL."""
+    with envs.make("db", size=size, split=split) as env:
+        failed = []
+        for index, instance in enumerate(env.instances):
+            env.reset(index)
+            for turn in env.oracle(index):
+                result = env.step(turn)
+            if result.reward != 1.0 or result.info["sql_errors"]:
+                failed.append((instance.id, instance.data["sql"], result.info))
+    assert failed == []
+
+
 def test_contract_under_the_public_rules():
     check_env("db", rules="agentbench", splits=("dev",))
 

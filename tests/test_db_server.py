@@ -7,9 +7,7 @@ import csv
 import json
 import os
 import re
-import shutil
 import socket
-import subprocess
 import time
 from collections import Counter
 
@@ -19,10 +17,12 @@ import sqlglot
 import envs
 from envs.base import EnvFault, assistant_call
 from envs.check import check_env
-from envs.db_env import DBEnv, grading, official, server
+from envs.db_env import DBEnv, grading, official, slots
 from envs.db_env.embedded import EmbeddedDatabase
-from envs.db_env.server import ServerDatabase, parse_url
+from envs.db_env.server import ServerDatabase
+from envs.db_env.slots import parse_url
 
+pytest_plugins = ("tests.mariadb",)                         # the fixture `url`
 SHOP = [{"name": "shop", "columns": [["name", "TEXT"], ["price", "INT"]], "rows": [["kiwi", 3], ["plum", 5], ["fig", 9]]},
         {"name": "Odd Name", "columns": [["a b", "TEXT"], ["n", "TEXT"]], "rows": [["x,y", "9"], ["it's", "10"], ["z", "100"]]},
         {"name": "days", "columns": [["d", "TEXT"], ["w", "TEXT"]],
@@ -49,36 +49,6 @@ def test_a_server_that_is_not_there_is_a_fault_of_the_machine():
 
 
 # ---- with one -----------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    """A MariaDB of our own, started for this module."""
-    pytest.importorskip("pymysql", reason="PyMySQL is not installed (extra mysql)")
-    programs = [shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin") for name in ("mariadbd", "mariadb-install-db")]
-    if None in programs:
-        pytest.skip("mariadb-server is not installed")
-    home = tmp_path_factory.mktemp("maria")
-    user = ["--user=root"] if os.getuid() == 0 else []
-    (home / "empty").mkdir()
-    subprocess.run([programs[1], "--no-defaults", f"--datadir={home / 'data'}", "--auth-root-authentication-method=normal",
-                    *user], check=True, capture_output=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [programs[0], "--no-defaults", f"--datadir={home / 'data'}", f"--socket={home / 'sock'}", f"--port={port}",
-         "--bind-address=127.0.0.1", "--skip-name-resolve", "--innodb-flush-log-at-trx-commit=0", "--local-infile=0",
-         f"--secure-file-priv={home / 'empty'}", f"--pid-file={home / 'pid'}", *user],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address, deadline = f"mysql://root@127.0.0.1:{port}", time.monotonic() + 60
-    while reason := server.unavailable(address):
-        assert time.monotonic() < deadline and process.poll() is None, reason
-        time.sleep(0.1)
-    yield address
-    server.SLOTS.close()
-    process.terminate()
-    process.wait(30)
-
-
 @pytest.fixture
 def both(url):
     """The shop on the default back end and on the server."""
@@ -144,6 +114,33 @@ SELECT '5%' LIKE '5\\%', '50' LIKE '5\\%', 'a' <=> NULL, ISNULL(NULL), IFNULL(NU
 SHOW TABLES
 SHOW TABLES LIKE 'sh%'
 SELECT DATABASE()
+SELECT 'A' = 'a', 'kiwi' = UPPER('kiwi'), 'A' = LEFT('abc', 1), CONCAT('a', 'b') <> 'AB', 'b' BETWEEN 'A' AND 'C'
+SELECT name FROM shop WHERE TRIM(name) IN ('KIWI', 'FIG')
+SELECT name FROM shop WHERE BINARY name = 'KIWI' OR name COLLATE utf8mb4_bin = 'FIG'
+SELECT n FROM `Odd Name` WHERE REPLACE(n, '1', '') > 0
+SELECT n FROM `Odd Name` WHERE LEFT(n, 2) IN (10, 11)
+SELECT n FROM `Odd Name` WHERE SUBSTRING(n, 1, 3) BETWEEN 10 AND 200
+SELECT d FROM days WHERE YEAR(d) = '2020' OR MONTH(d) IN ('2') OR YEAR(d) = LEFT(d, 4)
+SELECT UPPER(LEFT(name, 1)) AS l, COUNT(*) FROM shop GROUP BY l ORDER BY l
+SELECT LENGTH('\u00e9'), CHAR_LENGTH('\u00e9'), UPPER('\u00e9'), INSTR('ANN', 'n'), LOCATE('N', 'ann', 3)
+SELECT 7.5 % 2, 7 MOD -4, -7 % 3, '7' % '4', 5 % 0, 5 ^ 3
+SELECT GREATEST('4.5', 7), LEAST('4.5', 7), FLOOR('1,234'), CEIL(2.1), FLOOR(-2.5), SIGN('-3 x')
+SELECT name FROM shop WHERE price >= ALL (SELECT n FROM `Odd Name` WHERE n < 10)
+SELECT name FROM shop WHERE price = ANY (SELECT n FROM `Odd Name`) OR name = SOME (SELECT 'KIWI')
+SELECT n FROM `Odd Name` WHERE n > ALL (SELECT AVG(price) FROM shop)
+SELECT name FROM shop WHERE price <> ALL (SELECT 3 UNION SELECT 5)
+SELECT name FROM shop WHERE price < ANY (SELECT price FROM shop)
+SELECT COUNT(*) FROM shop WHERE price > ALL (SELECT n FROM `Odd Name` WHERE n = 'x')
+SELECT COUNT(*) FROM shop WHERE price > ANY (SELECT n FROM `Odd Name` WHERE n = 'x')
+SELECT CAST(2.5 AS SIGNED), CAST('2.9' AS SIGNED), CAST(AVG(price) AS SIGNED) FROM shop
+SELECT STR_TO_DATE(w, '%M %e, %Y'), DATE_FORMAT(d, '%D of %M'), DATE_FORMAT(d, '%e.%c.') FROM days
+UPDATE `Odd Name` SET n = n / 2 WHERE n = 10
+UPDATE `Odd Name` SET n = n * 2 WHERE n = 5.0
+UPDATE `Odd Name` SET `Odd Name`.n = CAST(n AS SIGNED) + 1 WHERE `Odd Name`.`a b` = 'Z'
+UPDATE `Odd Name` SET n = CAST(n AS SIGNED) - 1 WHERE `a b` = 'z'
+INSERT INTO days VALUES (12.50, -0.5), (1e3, 7)
+REPLACE INTO days VALUES ('x', 10.0)
+DELETE FROM days WHERE w IN (7, 10) OR d = 12.5
 UPDATE shop JOIN `Odd Name` ON shop.price = `Odd Name`.n SET shop.name = 'nine'
 UPDATE shop SET price = price + 1 WHERE name = 'PLUM' ORDER BY price LIMIT 1
 INSERT INTO shop SET name = 'nut', price = 7
@@ -191,49 +188,6 @@ def test_errors_agree(both):
         texts = [database.query(statement).error for database in both]
         assert [text[:13] for text in texts] == [texts[0][:13]] * 2 and texts[0].startswith(f"{number} ("), texts
         assert all("eppo" not in text for text in texts)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("statement", [
-    "SELECT load_file('/etc/passwd')", "SELECT * FROM shop INTO OUTFILE '/tmp/leak'",
-    "LOAD DATA INFILE '/etc/passwd' INTO TABLE shop",
-    "LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE shop", "SELECT * FROM mysql.user", "SELECT 1; DROP TABLE shop",
-    "SET GLOBAL max_connections = 1", "CREATE DATABASE other", "DROP DATABASE mysql", "GRANT ALL ON *.* TO CURRENT_USER",
-    "CREATE USER x", "SHUTDOWN", "KILL 1", "LOCK TABLES shop WRITE", "FLUSH TABLES", "SELECT SLEEP(30)",
-    "SELECT BENCHMARK(1000000000000, MD5('x'))",
-    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT COUNT(*) FROM c, c AS d",
-    "SELECT COUNT(*) FROM " + ", ".join(f"shop AS s{number}" for number in range(30)), "SELECT REPEAT('x', 1e12)",
-    "SELECT '" + "a" * 40 + "!' REGEXP '^(a+)+$'", "INSTALL SONAME 'ha_archive'",
-    "CREATE TRIGGER g AFTER INSERT ON shop FOR EACH ROW SET @a = 1",
-    "CREATE FUNCTION f() RETURNS INT RETURN 1", "SELECT '" + "x" * 200_000 + "'", "SELECT '\x00\ud800'"])
-def test_attack_on_the_server(url, statement):
-    database, bystander = ServerDatabase(url, SHOP, time_s=0.3), ServerDatabase(url, SHOP)
-    started = time.monotonic()
-    outcome = database.query(statement)
-    assert time.monotonic() - started < 10
-    harmless = ("SELECT load_file", "SELECT SLEEP", "SELECT BENCHMARK", "SELECT REPEAT", "SELECT '", "WITH")   # NULL, cut short
-    assert outcome.failed or statement.startswith(harmless), outcome.text[:100]
-    assert "root:" not in outcome.text
-    for other in (database, bystander):
-        assert other.query("SELECT SUM(price) FROM shop").text == "[(17,)]"
-        other.close()
-
-
-@pytest.mark.extended
-def test_settings_of_the_agent_do_not_last(url):
-    database = ServerDatabase(url, SHOP, time_s=0.3)
-    for statement in ("SET SESSION max_statement_time = 0", "SET timestamp = 1", "START TRANSACTION", "SET autocommit = 0"):
-        database.query(statement)
-    assert database.query("SELECT NOW()").text == "[('2024-01-01 12:00:00',)]"
-    database.query("DELETE FROM shop")
-    assert database.query("SELECT COUNT(*) FROM " + ", ".join(f"days AS s{number}" for number in range(30))).timed_out
-    assert database.state()["shop"][1] == []
-    database.query("CREATE USER CURRENT_USER"), database.query("DROP DATABASE " + database._slot.name)
-    assert database.state() == {}
-    database.close()
-    again = ServerDatabase(url, SHOP)
-    assert again.query("SELECT COUNT(*) FROM shop").text == "[(3,)]"
-    again.close()
 
 
 @pytest.mark.extended
@@ -325,19 +279,18 @@ def test_the_public_sql_questions_agree(url, eppo_data):
 @pytest.mark.extended
 @pytest.mark.parametrize("size", ["small", "full"])
 def test_generated_gold_is_the_same_on_both(url, size):
-    """Two rounds of every official class: answers and changed tables are the gold's."""
+    """Every dev instance, in every official class: answers and changed tables are the gold's."""
     with envs.make("db", size=size, split="dev") as here, envs.make("db", size=size, split="dev", backend=url) as there:
-        for index in range(48):
+        for index, instance in enumerate(here.instances):
             for env in (here, there):
                 env.reset(index)
-            data = here.instance.data
+            data = instance.data
             for statement in data["sql"]:
-                outcomes = [env._database.query(statement) for env in (here, there)]
-                assert rows(outcomes[0]) == rows(outcomes[1]) is not None or not data["ordered"], statement
-                assert Counter(rows(outcomes[0])) == Counter(rows(outcomes[1])), statement
-            assert grading.states_match(here._database.state(), there._database.state()), here.instance.id
-            for turn in there.oracle(index)[-1:]:
-                assert there.step(turn).reward == 1.0
+                found = [rows(env._database.query(statement)) for env in (here, there)]
+                assert None not in found, statement
+                assert found[0] == found[1] if data["ordered"] else Counter(found[0]) == Counter(found[1]), statement
+            assert grading.states_match(here._database.state(), there._database.state()), instance.id
+            assert {env.step(env.oracle(index)[-1]).reward for env in (here, there)} == {1.0}, instance.id
 
 
 @pytest.mark.extended
@@ -362,7 +315,7 @@ def test_memory_and_connections_are_flat_over_300_episodes(url):
         assert result.reward == 1.0
         if cycle in (99, 299):
             marks.append((resident(), len(os.listdir("/proc/self/fd"))))
-    admin = server.Slot(url)
+    admin = slots.Slot(url)
     databases = {name for name, in admin.run("SHOW DATABASES") if name.startswith("eppo")}
     admin.drop()
     print(f"episode on the server: median {sorted(spent)[150] * 1000:.1f} ms; memory {marks}")

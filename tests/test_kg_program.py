@@ -156,6 +156,30 @@ def test_a_walk_back_and_forth_over_a_hub_stays_small():
     assert time.perf_counter() - start < 5
 
 
+@pytest.mark.parametrize("dialect", ["standard", "virtuoso"])
+def test_sides_of_an_intersection_are_joined_on_their_members_alone(dialect):
+    hop, two = Join("r", A), Join("s", Join("r", B))
+    flat = to_sparql(And(And(Class("t.a"), hop), Join("s", B, outgoing=False)), dialect)
+    assert flat.count("SELECT") == 1 and f"<{NS}m.0a> <{NS}r> ?x . ?x <{NS}s> <{NS}m.0b> ." in flat
+    assert "{ SELECT DISTINCT ?x WHERE { { SELECT DISTINCT ?x1 WHERE {" in to_sparql(And(hop, two), dialect)
+
+
+def test_intersections_of_dense_sets_take_no_product_of_their_walks():
+    """Six sets of 300 members, each reached over 300 others: one join of everything took 42 s on FB15k-237, and grew tenfold a set."""
+    left, right = ([f"m.{kind}{place:03d}" for place in range(300)] for kind in (1, 2))
+    rng = random.Random(0)
+    store = small_store([(head, "r", tail) for head in left for tail in rng.sample(right, 60)]
+                        + [(tail, "s", head) for tail in right for head in rng.sample(left, 60)]
+                        + [("m.0a", "r", head) for head in left] + [("m.0b", "r", head) for head in left[:200]])
+    program = Join("s", Join("r", Join("r", A)))
+    for start in (B, A, B, A, B):
+        program = And(program, Join("s", Join("r", Join("r", start))))
+    started = time.perf_counter()
+    assert store.execute(program) == set(left) and query_size(program) == 29
+    assert store.execute(Count(program)) == {"300"}
+    assert time.perf_counter() - started < 5
+
+
 def reference(graph, program):
     """The program's set in plain Python, without the exclusion of mentioned entities at the root."""
     match program:

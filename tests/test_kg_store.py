@@ -123,9 +123,9 @@ def test_tool_calls_on_a_million_triples_stay_below_three_milliseconds(capsys):
     starts = [f"m.{number:06x}" for number in range(3)] * 40 + [f"m.{rng.randrange(entities):06x}" for _ in range(120)]
 
     def timed(name, **arguments):
-        started = time.perf_counter()
+        started = time.thread_time()                        # not the wall's: what else runs here is none of the call
         text = env.step(assistant_call(name, **arguments)).messages[0]["content"]
-        spent.append((time.perf_counter() - started, name))
+        spent.append(time.thread_time() - started)
         return text
 
     largest = 0
@@ -146,13 +146,13 @@ def test_tool_calls_on_a_million_triples_stay_below_three_milliseconds(capsys):
             timed("get_relations", variable=f"#{len(env.variables) - 1}"), timed("count", variable=at)
             timed("intersection", variable1=at, variable2="#0")
     gc.unfreeze()
-    times = sorted(time_s for time_s, _ in spent)
+    times = sorted(spent)
     with capsys.disabled():
         print(f"\n{len(edges) + len(numbers)} triples, built in {built:.1f} s, sets of up to {largest}; "
               f"{len(times)} first calls: mean {1000 * sum(times) / len(times):.2f} ms, "
               f"p99 {1000 * times[int(0.99 * len(times))]:.2f} ms, "
               f"max {1000 * times[-1]:.2f} ms")
-    assert largest > 10_000 and times[int(0.99 * len(times))] < 0.003 and sum(times) / len(times) < 0.001
+    assert largest > 10_000 and times[-1] < 0.003 and sum(times) / len(times) < 0.001
 
 
 def resident():
@@ -212,7 +212,11 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         query = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["query"][0]
         status, body = 200, b"<html>not JSON</html>"
-        if self.behaviour == "refuse":
+        if self.behaviour == "silent" or self.behaviour == "slow" and "ASK" not in query:
+            time.sleep(1.0)
+        elif self.behaviour == "slow":
+            body = b'{"head": {}, "boolean": true}'
+        elif self.behaviour == "refuse":
             status, body = 500, b"Virtuoso 42000 Error The estimated execution time 900 (sec) exceeds the limit of 400 (sec)."
         elif self.behaviour == "answer":
             body = GRAPH.store._store.query(query).serialize(format=pyoxigraph.QueryResultsFormat.JSON)
@@ -257,6 +261,22 @@ def test_a_refused_query_is_an_error_text_and_a_wrong_answer(endpoint, monkeypat
         assert refused.startswith("Error processing tool call: the endpoint answers 500: Virtuoso 42000 Error")
         result = env.step(answer)
         assert (result.status, result.reward, result.info["executable"]) == (Status.VALIDATION_FAILED, 0.0, False)
+
+
+def test_a_query_that_takes_too_long_is_the_agents_and_a_silent_endpoint_is_not(endpoint, monkeypatch):
+    monkeypatch.setattr("envs.kg_env.store.TIMEOUT_S", 0.3)
+    with envs.make("kg", split="dev", backend=endpoint) as env:
+        env.reset(0)
+        *calls, answer = env.oracle(0)
+        for turn in calls:
+            env.step(turn)
+        monkeypatch.setattr(Endpoint, "behaviour", "slow")
+        result = env.step(answer)
+        assert (result.status, result.info["error"]) == (Status.VALIDATION_FAILED, "the query takes the endpoint more than 0.3 s")
+        env.reset(1)
+        monkeypatch.setattr(Endpoint, "behaviour", "silent")
+        entity = next(iter(env.entities))
+        assert env.step(assistant_call("get_relations", variable=entity)).status == Status.ENVIRONMENT_ERROR
 
 
 def test_an_endpoint_that_fails_is_a_fault_of_the_machine(endpoint, monkeypatch):
@@ -372,9 +392,9 @@ def test_fb15k237_as_a_graph(eppo_data, capsys):
     rng, times = random.Random(0), []
     for index in range(400):
         program = walk(rng, graph, rng.randint(0, 3))
-        started = time.perf_counter()
+        started = time.thread_time()
         predicates = graph.store._query_predicates(program)
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
         if index % 10 == 0:
             assert predicates == by_query(graph.store, program)
     times.sort()
@@ -385,7 +405,7 @@ def test_fb15k237_as_a_graph(eppo_data, capsys):
     with capsys.disabled():
         print(f"\nFB15k-237: first look-ups mean {1000 * sum(times) / 400:.2f} ms, p99 {1000 * times[395]:.2f} ms, max "
               f"{1000 * times[-1]:.2f} ms; official questions inside: {list(map(len, answerable.values()))} of 1214 and 20")
-    assert times[395] < 0.003
+    assert times[-1] < 0.003
     rows = check_env("kg", sizes=("small",), splits=("dev",), **settings)
     assert {row["kind"] for row in rows} == {"intersection", "count", "join"}
     with envs.make("kg", size="small", split="dev", **settings) as env:

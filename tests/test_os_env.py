@@ -12,6 +12,7 @@ import pytest
 import envs
 from envs.base import EnvFault, Status, assistant_call
 from envs.check import check_env
+from envs.instances import Instance
 from envs.os_env import CUTS, LIMITS, MICRO_SYSTEM, OSEnv, checkers, sandbox, tasks
 from envs.os_env.system_tasks import KINDS
 from envs.tool_calls import render_turn
@@ -126,7 +127,7 @@ def test_micro_observations_are_bare_and_cut(micro):
     limit, keep, note = CUTS["micro"]
     text = " ".join(map(str, range(1, 101))) + " "
     assert result.messages == [{"role": "tool", "name": "bash_action", "content": text[:keep] + note}]
-    assert result.info == {"turns": 1, "invalid_calls": 0, "cut_chars": len(text) - keep}
+    assert result.info == {"turns": 1, "invalid_calls": 0, "cut_chars": len(text) - keep, "sandbox": "bubblewrap"}
     result = micro.step(bash(f"printf '%0{limit}d' 1"))
     assert result.messages[0]["content"] == "0" * (limit - 1) + "1"
     assert result.info["cut_chars"] == len(text) - keep      # the count of the episode
@@ -237,6 +238,42 @@ def test_small_states_are_checked_not_believed(small, kind, spoil):
         small.step(turn)
     small.step(bash(spoil))
     assert small.step(FINISH).reward == 0.0
+
+
+@needs_sandbox
+def test_every_result_names_the_sandbox(micro):
+    """So does the record of an episode, however it ended."""
+    micro.reset(0)
+    results = [micro.step("no call"), micro.step(bash("true")), *(micro.step("no call") for _ in range(4))]
+    assert results[-1].status == Status.TASK_LIMIT
+    micro.reset(0)
+    results.append(micro.step(answer("nothing")))
+    micro.reset(0)
+    micro._sandbox.close()
+    results.append(micro.step(bash("true")))
+    assert results[-1].status == Status.ENVIRONMENT_ERROR
+    assert {result.info["sandbox"] for result in results} == {sandbox.probe()[0]}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("trap", ["mkfifo {path}", "ln -s /dev/zero {path}", "ln -s /proc/self/mem {path}", "ln -s {path} {path}",
+                                  "python3 -c 'import socket; socket.socket(1).bind(\"{path}\")'", "truncate -s 3M {path}",
+                                  "mkdir {path}; touch {path}/x", "ln -s /root/later {path}; (sleep 1; echo right > /root/later) &"])
+def test_what_lies_where_the_check_looks_costs_only_the_agent(micro, trap):
+    """Pipes that nobody writes to, links to endless files, sockets: the check ends in time, and says no."""
+    data = {"question": "?", "init": "", "steps": [], "check": "[ \"$(cat /root/result)\" = right ]"}
+    micro.instances, before = [Instance("os-test-0", "os", "own", data)], micro.instances
+    try:
+        micro.reset(0)
+        assert micro.step(bash(trap.format(path="/root/result"))).status == Status.RUNNING
+        started = time.monotonic()
+        result = micro.step(FINISH)
+        assert (result.status, result.reward) == (Status.COMPLETED, 0.0) and time.monotonic() - started < 12
+        micro.reset(0)
+        micro.step(bash("echo right > /root/result"))
+        assert micro.step(FINISH).reward == 1.0
+    finally:
+        micro.instances = before
 
 
 @needs_sandbox

@@ -130,6 +130,15 @@ def test_chains_hand_the_answer_and_all_outputs_on(make):
         assert last(make(chain, rules=rules), answer("its")).reward == 0.0
 
 
+@pytest.mark.parametrize("rules", ["strict", "agentbench"])
+@pytest.mark.parametrize("text", ["x" * 99_000, "\U0001f600" * 99_000, "\0\n\x1b[2J", "-n", "$(echo ref)", "it\n"])
+def test_no_answer_is_a_fault_of_the_machine(make, text, rules):
+    """Four hundred thousand bytes do not fit into a command line; that makes the answer wrong, not the sandbox broken."""
+    chain = record(evaluation={"example": "echo ref", "check": [None, {"code": "[ \"$1\" = it ]"}]})
+    result = last(make(chain, rules=rules), answer(text))
+    assert (result.status, result.reward) == (Status.COMPLETED, 0.0)
+
+
 def test_state_checks_run_over_what_was_left_and_cannot_be_prepared(make):
     state = record(evaluation={"check": [{"code": "[ \"$(cat /root/done)\" = yes ]"}], "example": "echo yes > /root/done"})
     finish = assistant_call("finish_action", thought="done")

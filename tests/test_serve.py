@@ -256,6 +256,8 @@ def test_the_routes(live):
         assert client.post("/start_sample", content=b" " * (17 << 20)).status_code == 413
         assert client.post("/start_sample", json={"name": "unruly-std", "index": 2},
                            headers={"host": "evil.example"}).status_code == 400
+        page = {"origin": "http://127.0.0.1:8000", "content-type": "text/plain"}       # needs no leave of ours to be sent
+        assert client.post("/cancel_all", json={}, headers=page).status_code == 403
         assert client.get("/start_sample").status_code == 405 and client.get("/nothing").status_code == 404
 
 

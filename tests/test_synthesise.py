@@ -74,6 +74,44 @@ def test_databases_keep_what_proves_itself():
     assert [item.id for item in found.kept] == [f"db-synthetic-train-{number}" for number in range(3)]
 
 
+@pytest.mark.parametrize("reason, changed", [
+    ("its world cannot be built", {"columns": [["ship", "TEXT"], ["Ship", "TEXT"]]}),
+    ("its world cannot be built", {"columns": [["ship", "TEXT DEFAULT (zeroblob(999999999))"], ["berth", "TEXT"]]}),
+    ("its world cannot be built", {"columns": [["ship", "TEXT); DROP TABLE x; --"], ["berth", "TEXT"]]}),
+    ("its world cannot be built", {"columns": [["ship", "TEXT"], ["berth", 5]]}),
+    ("its world cannot be built", {"columns": [["", "TEXT"], ["berth", "TEXT"]]}),
+    ("its world cannot be built", {"columns": [[f"c{n}", "TEXT"] for n in range(40)], "rows": [["x"] * 40]}),
+    ("its world cannot be built", {"name": "sqlite_ships"}), ("its world cannot be built", {"name": ""}),
+    ("its world cannot be built", {"rows": [[{"a": 1}, "4"]]}), ("its world cannot be built", {"rows": []}),
+    ("it is no valid text", {"rows": [["\ud800", "4"]]}), ("it is too long", {"rows": [["x" * 30_000, "4"]]}),
+    ("its reference solution does not run", {"sql": "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT COUNT(*) FROM c"}),
+    ("its reference solution does not run", {"sql": "SELECT '" + "a" * 40 + "!' REGEXP '^(a+)+$'"}),
+    ("its reference solution does not run", {"sql": "ATTACH '/tmp/x' AS y"}),
+    ("its answer is empty or too long", {"sql": "-- nothing"}),
+    ("the data do not determine its answer", {"sql": "DELETE FROM ships LIMIT 1"}),
+    ("the data do not determine its answer", {"sql": "SELECT ship FROM ships LIMIT 1"})])
+def test_hostile_tables_and_statements_are_dropped(reason, changed):
+    """None of them ends the command, whatever it does to a database."""
+    changed = dict(changed)
+    sql = changed.pop("sql", "SELECT berth FROM ships WHERE berth = '4'")
+    good = db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'")
+    found = judged("db", [[db("What on earth is this?", sql, TABLE | changed), good]], size="micro")
+    assert dict(found.dropped) == {reason: 1} and [item.data["label"] for item in found.kept] == [["4"]]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("reason, init, solution", [
+    ("its world cannot be built", "x=a; while :; do x=$x$x; done", "echo 1"),
+    ("its world cannot be built", "seq 60000 | (cd /tmp && xargs touch)", "echo 1"), ("its world cannot be built", "exit 3", "echo 1"),
+    ("its world cannot be built", "echo '" + "x" * 19_000 + "' > /nowhere/x", "echo 1"), ("it is too long", "#" * 30_000, "echo 1"),
+    ("it is no valid text", "echo '\ud800'", "echo 1"), ("its answer is no plain text", "true", "printf 'a\\0b'"),
+    ("its answer is no plain text", "true", "printf '\\xf0\\x28'"), ("its reference solution does not run", "true", "yes")])
+def test_hostile_worlds_and_solutions_are_dropped(reason, init, solution):
+    good = shell("Which colour does the keel have?", "echo green > /opt/keel", "cat /opt/keel")
+    found = judged("os", [[shell("What on earth is this?", init, solution), good]], size="micro")
+    assert dict(found.dropped) == {reason: 1} and [item.data["answer"]["value"] for item in found.kept] == ["green"]
+
+
 @needs_sandbox
 def test_shells_keep_what_proves_itself():
     found = judged("os", [[

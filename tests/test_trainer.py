@@ -319,3 +319,11 @@ def test_groups_of_a_step_are_complete():
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def test_smaller_sets_come_round_more_often_and_tasks_share_equally():
+    sampler = TaskSampler({"a": 1000, "b": 3}, seed=1)
+    jobs = [job for step in range(9) for job in sampler.jobs(step, {"a": 2, "b": 2}, 1)]
+    drawn = {task: [job.index for job in jobs if job.task == task] for task in "ab"}
+    assert len(drawn["a"]) == len(drawn["b"]) == 18 and len(set(drawn["a"])) == 18
+    assert sorted(drawn["b"]) == [0] * 6 + [1] * 6 + [2] * 6

@@ -16,7 +16,7 @@ import random
 from typing import Any, Sequence
 
 from envs.base import Env, EnvFault, Message, Status, StepResult, assistant_call, function_tool
-from envs.db_env import dialect, files, grading, official, server, tasks
+from envs.db_env import dialect, files, grading, official, slots, tasks
 from envs.db_env.embedded import EmbeddedDatabase, FileDatabase
 from envs.db_env.server import ServerDatabase
 from envs.db_env.worker import StateLost
@@ -62,7 +62,7 @@ class DBEnv(Env):
     @classmethod
     def available(cls, backend: str | None = None) -> tuple[bool, str]:
         """Whether `backend` (None, "sqlite" or a server's URL) can be used here, and why not. ValueError: it is neither."""
-        reason = "" if backend in (None, "sqlite") else server.unavailable(backend)
+        reason = "" if backend in (None, "sqlite") else slots.unavailable(backend)
         return not reason, reason
 
     @property

@@ -6,7 +6,7 @@ JSON with a four-byte length in front, on the standard streams:
     {"op": "open", "tables": [...], "sql": [[...]]} new database, these statements -> {"ok": true} or {"error": text}
     {"op": "run", "sql": [...], "cpu_s": 1.0}       statements as one -> {"text", "wrote", "cpu_s"} or {"error", "cpu_s"}
     {"op": "state"}                                 all tables -> {"tables": {name: [columns, rows]}} or {"error"}
-    {"op": "gold", "tables": [...], "sql": [[...]]} the state of a second, fresh database after these statements
+    {"op": "gold", "tables": [...], "sql": [[...]]} as open, then state; the database is gone after that
 
 What model SQL may do is an allow-list of the authorizer; the limits bound memory, length and depth; the progress handler ends
 a statement after `cpu_s` seconds of CPU time. What no handler can end (one slow opcode, a back-tracking regular expression)
@@ -115,7 +115,7 @@ class Store:
             names = [name for name, in self.connection.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_'")]
             for name in names:
-                cursor = self.connection.execute(f"SELECT * FROM {quote(name)}")
+                cursor = self.connection.execute(f"SELECT * FROM main.{quote(name)}")       # not a temporary one of that name
                 rows = []
                 for row in cursor:
                     rows.append([f"X'{value.hex()}'" if isinstance(value, bytes) else value for value in row])
@@ -202,21 +202,18 @@ def main() -> None:
             return
         request = json.loads(body)
         extend_cpu_limit(request.get("cpu_s", 2.0))
-        if request["op"] == "open":
+        if request["op"] in ("open", "gold"):
             if store is not None:
                 store.close()
             store = Store(request["tables"], request.get("file"))
             errors = [reply["error"] for sql in request["sql"] if "error" in (reply := store.run(*sql))]
-            _write({"error": errors[0]} if errors else {"ok": True})
+            _write({"error": errors[0]} if errors else {"ok": True} if request["op"] == "open" else store.state())
+            if request["op"] == "gold":
+                store = store.close()
         elif request["op"] == "run":
             _write(store.run(*request["sql"], cpu_s=request["cpu_s"]))
-        elif request["op"] == "state":
-            _write(store.state())
         else:
-            gold = Store(request["tables"])
-            errors = [reply["error"] for sql in request["sql"] if "error" in (reply := gold.run(*sql))]
-            _write({"error": errors[0]} if errors else gold.state())
-            gold.close()
+            _write(store.state())
 
 
 if __name__ == "__main__":

@@ -50,11 +50,22 @@ def shown(date: Any, with_time: bool) -> str:
 
 def str_to_date(value: Any, form: Any) -> str | None:
     """The date that `form` (in Python's letters) finds at the start of a text; NULL if it does not fit."""
-    timed = any(mark in str(form) for mark in ("%H", "%I", "%M", "%S", "%T"))
+    value, form = str(value).strip(), str(form).replace("%-", "%")         # reading needs no mark for missing zeros
+    timed = any(mark in form for mark in ("%H", "%I", "%M", "%S", "%T"))
     try:
-        return shown(datetime.datetime.strptime(str(value).strip(), str(form)), timed)
-    except ValueError:
+        return shown(datetime.datetime.strptime(value, form), timed)
+    except ValueError as error:
+        rest = re.fullmatch(r"unconverted data remains: (.*)", str(error), re.S)
+        return str_to_date(value[:-len(rest[1])], form) if rest else None
+
+
+def date_format(value: Any, form: Any) -> str | None:
+    """The date in a format; `%D`, which Python has not, is the day with its ending."""
+    date = when(value)
+    if date is None:
         return None
+    ending = "th" if 10 < date.day < 20 else {1: "st", 2: "nd", 3: "rd"}.get(date.day % 10, "th")
+    return date.strftime(str(form).replace("%D", f"{date.day}{ending}").replace("%v", "%V"))
 
 
 def date_add(value: Any, count: Any, unit: Any) -> str | None:
@@ -121,5 +132,4 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "second": (1, lambda value: (clock(value) or (None,) * 3)[2]),
     "to_days": (1, of_date(lambda date: date.toordinal() + 365)), "unix_timestamp": (1, of_date(seconds_since_1970)),
     "from_unixtime": (1, from_unixtime), "str_to_date": (2, str_to_date), "datediff": (2, datediff),
-    "date_format": (2, lambda value, form: None if (date := when(value)) is None else date.strftime(str(form))),
-    "date_add": (3, date_add), "timestampdiff": (3, timestampdiff)}
+    "date_format": (2, date_format), "date_add": (3, date_add), "timestampdiff": (3, timestampdiff)}

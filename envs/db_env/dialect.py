@@ -17,6 +17,7 @@ from typing import Any, Sequence
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.mysql import MySQL
 
 from envs.db_env.rewrite import Target, rewrite
 from envs.db_env.worker import Outcome
@@ -32,13 +33,32 @@ _COLUMNS = ("SELECT name AS Field, lower(type) AS Type, CASE WHEN \"notnull\" TH
             "CASE WHEN pk THEN 'PRI' ELSE '' END AS \"Key\", dflt_value AS \"Default\", '' AS Extra FROM pragma_table_info({})")
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view'){} ORDER BY name"
 ColumnsOf = Callable[[str], list[tuple[str, str]]]
+_STEPS, _STEPS_A_TOKEN = 20_000, 4                          # of the parser; real statements take at most 1.6 a token
+_MAX_DEPTH = 250                                            # of a syntax tree; the worker's SQLite refuses 200
+
+
+class TooHard(Exception):
+    """The parser goes back and forth without end: joins without conditions take it 2 to the power of their number."""
+
+
+class Source(MySQL):
+    """MySQL with a bound on the work of parsing, which happens in the caller's process and cannot be ended from outside."""
+
+    class Parser(MySQL.Parser):
+        steps = 0
+
+        def _advance(self, times: int = 1) -> None:
+            self.steps += 1
+            if self.steps > _STEPS + _STEPS_A_TOKEN * len(self._tokens):
+                raise TooHard
+            super()._advance(times)
 
 
 def refusal(sql: str) -> str | None:
     """MySQL's error for what is no MySQL statement at all, else None."""
     if not sql.strip():
         return "1065 (42000): Query was empty"
-    return _syntax_error(sql.strip()) if _FOREIGN.match(sql) else None
+    return syntax_error(sql.strip()) if _FOREIGN.match(sql) else None
 
 
 def text_columns(tables: Sequence[dict[str, Any]]) -> frozenset[str]:
@@ -64,8 +84,8 @@ def new_text_columns(sql: str) -> frozenset[str]:
     if not re.match(r"\s*(CREATE|ALTER)\b", sql, re.I) or len(sql) > _MAX_CHARS:
         return frozenset()
     try:
-        defined = [column for tree in sqlglot.parse(sql, read="mysql") if tree for column in tree.find_all(exp.ColumnDef)]
-    except (sqlglot.errors.SqlglotError, RecursionError):
+        defined = [column for tree in sqlglot.parse(sql, read=Source) if tree for column in tree.find_all(exp.ColumnDef)]
+    except (sqlglot.errors.SqlglotError, RecursionError, TooHard):
         return frozenset()
     return frozenset(column.name.lower() for column in defined if column.kind and column.kind.this in exp.DataType.TEXT_TYPES)
 
@@ -76,8 +96,10 @@ def _translate(sql: str, texts: frozenset[str]) -> tuple[tuple[str, ...], exp.Al
     try:
         if found := _RENAME.match(sql):
             return (f"ALTER TABLE {found[1]} RENAME TO {found[2]}",), None
-        trees = [tree for tree in sqlglot.parse(sql, read="mysql") if tree is not None]
-        if len(trees) != 1 or isinstance(trees[0], exp.Command):
+        replaces = re.match(r"\s*REPLACE(?=\s+INTO\b)", sql, re.I)       # sqlglot does not look into it
+        trees = [tree for tree in sqlglot.parse("INSERT" + sql[replaces.end():] if replaces else sql, read=Source)
+                 if tree is not None]
+        if len(trees) != 1 or isinstance(trees[0], exp.Command) or _deeper(trees[0], _MAX_DEPTH):
             return (sql,), None
         special = _special(trees[0])
         if special is not None:
@@ -87,9 +109,18 @@ def _translate(sql: str, texts: frozenset[str]) -> tuple[tuple[str, ...], exp.Al
         parts = [tree]
         if isinstance(tree, exp.Alter) and len(tree.args["actions"]) > 1:        # SQLite takes one action a statement
             parts = [exp.Alter(this=tree.this.copy(), kind="TABLE", actions=[action.copy()]) for action in tree.args["actions"]]
-        return tuple(part.sql(dialect=Target, unsupported_level=sqlglot.ErrorLevel.IGNORE) for part in parts), changed
+        made = [part.sql(dialect=Target, unsupported_level=sqlglot.ErrorLevel.IGNORE) for part in parts]
+        return tuple("REPLACE" + text.removeprefix("INSERT") if replaces else text for text in made), changed
     except Exception:                                       # a parser of others on model text: whatever fails, SQLite decides
         return (sql,), None
+
+
+def _deeper(tree: exp.Expression, limit: int) -> bool:
+    """Whether a node of `tree` has more than `limit` above it."""
+    level, depth = [tree], 0
+    while level and depth <= limit:
+        level, depth = [child for node in level for child in node.iter_expressions()], depth + 1
+    return bool(level)
 
 
 def _special(tree: exp.Expression) -> str | None:
@@ -208,7 +239,7 @@ def mysql_error(outcome: Outcome, sql: str) -> str:
     for pattern, form in _ERRORS:
         match = re.fullmatch(pattern, message, re.S)
         if match:
-            return form.format(*match.groups()) if form else _syntax_error(_from(sql, match.group(1) if match.groups() else ""))
+            return form.format(*match.groups()) if form else syntax_error(_from(sql, match.group(1) if match.groups() else ""))
     return f"1105 (HY000): {message}"
 
 
@@ -228,5 +259,5 @@ def _from(sql: str, token: str) -> str:
     return sql[place:] if place >= 0 else token
 
 
-def _syntax_error(rest: str) -> str:
+def syntax_error(rest: str) -> str:
     return f"1064 (42000): You have an error in your SQL syntax near '{rest[:80]}' at line 1"

@@ -114,6 +114,36 @@ def mysql_format(value: Any, digits: Any) -> str:
     return f"{number(value):,.{max(0, min(integer(digits), 30))}f}"
 
 
+def number_text(value: Any) -> Any:
+    """A number as MySQL writes it into a text column: the shortest text that reads back, whole numbers without a point."""
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def whole(given: Any, rounded: float) -> float:
+    """`rounded` as MySQL types it: a whole number, but a double where a text was given."""
+    return rounded if isinstance(given, str) or not -1e15 < rounded < 1e15 else int(rounded)
+
+
+def modulo(value: Any, by: Any) -> float | None:
+    """The remainder, with the sign of `value`; whole numbers stay exact."""
+    import math
+
+    if isinstance(value, int) and isinstance(by, int):
+        return (abs(value) % abs(by)) * (-1 if value < 0 else 1) if by else None
+    rest = math.fmod(number(value), number(by)) if number(by) else None
+    return int(rest) if rest is not None and rest.is_integer() else rest
+
+
+def extreme(pick: Callable[..., Any], *values: Any) -> Any:
+    """GREATEST and LEAST: by value as soon as one argument is a number, else in the order of texts."""
+    if all(isinstance(value, str) for value in values):
+        return pick(values, key=order)
+    found = pick(values, key=number)
+    return found if not isinstance(found, str) else int(number(found)) if number(found).is_integer() else number(found)
+
+
 def field(value: Any, *members: Any) -> int:
     wanted, known = text(value).lower(), [text(member).lower() for member in members]
     return known.index(wanted) + 1 if wanted in known else 0
@@ -237,9 +267,15 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "truncate": (2, truncate), "format": (2, mysql_format), "field": (-1, field), "find_in_set": (2, find_in_set),
     "regexp_replace": (3, regexp_replace), "regexp_substr": (2, regexp_substr), "sha1": (1, digest("sha1")),
     "sha2": (2, sha2),
-    "crc32": (1, crc32), "stuff": (4, stuff),
+    "crc32": (1, crc32), "stuff": (4, stuff), "number_text": (1, number_text),
     "ascii": (1, lambda value: (text(value).encode("utf-8", "surrogateescape") or b"\0")[0]),
     "elt": (-1, lambda place, *values: values[integer(place) - 1] if 1 <= integer(place) <= len(values) else None),
     "strcmp": (2, lambda left, right: compare(text(left), text(right))), "bin": (1, lambda value: f"{integer(value):b}"),
-    "greatest": (-1, lambda *values: max(values, key=order)), "least": (-1, lambda *values: min(values, key=order)),
+    "greatest": (-1, lambda *values: extreme(max, *values)), "least": (-1, lambda *values: extreme(min, *values)),
+    "modulo": (2, modulo), "bits_xor": (2, lambda left, right: integer(left) ^ integer(right)),
+    "upper": (1, lambda value: text(value).upper()), "lower": (1, lambda value: text(value).lower()),
+    "instr": (2, lambda value, part: text(value).lower().find(text(part).lower()) + 1),     # neither does it mind the case
+    "octets": (1, lambda value: len(text(value).encode("utf-8", "surrogateescape"))),
+    "floor": (1, lambda value: whole(value, number(value) // 1)), "ceil": (1, lambda value: whole(value, -(-number(value) // 1))),
+    "sign": (1, lambda value: (number(value) > 0) - (number(value) < 0)),
 }

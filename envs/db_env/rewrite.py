@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.sqlite import SQLite
 
+from envs.db_env.comparisons import COMPARISONS, assignment, call, comparison, is_number, membership, without_case, written
 from envs.db_env.functions import NOW, VERSION
 
 _CATALOGUE = {
@@ -15,7 +14,6 @@ _CATALOGUE = {
               "WHERE type = 'table'",
     "columns": "SELECT 'main' AS TABLE_SCHEMA, m.name AS TABLE_NAME, p.name AS COLUMN_NAME, p.cid + 1 AS ORDINAL_POSITION, "
                "lower(p.type) AS DATA_TYPE FROM sqlite_master AS m, pragma_table_info(m.name) AS p WHERE m.type = 'table'"}
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ)
 # Functions that sqlglot knows by another name than MySQL: what they are called here.
 _NAMES = {exp.Year: "YEAR", exp.Month: "MONTH", exp.Day: "DAY", exp.DayOfMonth: "DAY", exp.Hour: "HOUR", exp.Minute: "MINUTE",
           exp.Second: "SECOND", exp.Quarter: "QUARTER", exp.Week: "WEEK", exp.DayOfWeek: "DAYOFWEEK",
@@ -52,18 +50,26 @@ def rewrite(tree: exp.Expression, text_columns: frozenset[str]) -> exp.Expressio
 def _rewrite(node: exp.Expression, text_columns: frozenset[str]) -> exp.Expression:
     name = _NAMES.get(type(node))
     if name is not None:
-        return _call(name, node.this)
-    if isinstance(node, _COMPARISONS):
-        return _comparison(node, text_columns)
-    if isinstance(node, (exp.Between, exp.In)) and _is_text(node.this, text_columns):
-        others = node.expressions if isinstance(node, exp.In) else [node.args["low"], node.args["high"]]
-        if any(map(_is_number, others)):
-            node.set("this", exp.cast(node.this, "double"))
+        return call(name, node.this)
+    if isinstance(node, exp.EQ) and isinstance(node.parent, (exp.Update, exp.OnConflict)) and node.arg_key == "expressions":
+        return assignment(node, text_columns)
+    if isinstance(node, COMPARISONS):
+        return comparison(node, text_columns)
+    if isinstance(node, (exp.Literal, exp.Neg)) and isinstance(node.parent, exp.Tuple) and \
+            isinstance(node.parent.parent, exp.Values):
+        return written(node)
+    if isinstance(node, (exp.Between, exp.In)):
+        return membership(node, text_columns)
+    if isinstance(node, exp.Ordered):
+        node.set("this", without_case(node.this))
+        return node
+    if isinstance(node, (exp.Group, exp.Distinct)):
+        node.set("expressions", [without_case(key) for key in node.expressions])
         return node
     if isinstance(node, (exp.Update, exp.Delete)):
-        return _joined(node) if node.this.args.get("joins") or node.args.get("using") else _limited(node)
-    if isinstance(node, exp.Select) and node.args.get("having") and not node.args.get("group"):
-        return _having(node)
+        return _joined(node) if node.this.args.get("joins") or node.args.get("using") else _single(node)
+    if isinstance(node, exp.Select):
+        return _select(node)
     if isinstance(node, exp.Table) and node.db.lower() == "information_schema" and node.name.lower() in _CATALOGUE:
         return exp.Subquery(this=sqlglot.parse_one(_CATALOGUE[node.name.lower()], read="sqlite"),
                             alias=exp.TableAlias(this=exp.to_identifier(node.alias or node.name)))
@@ -82,47 +88,62 @@ def _function(node: exp.Expression) -> exp.Expression:
     match node:
         case exp.Cast() if node.to.this == exp.DataType.Type.DECIMAL:
             scale = node.to.expressions[1].this if len(node.to.expressions) > 1 else exp.Literal.number(0)
-            return exp.Round(this=exp.cast(node.this, "double"), decimals=scale)
+            return exp.Round(this=exp.cast(node.this, "double", copy=False), decimals=scale)
         case exp.Cast() if node.to.this in (exp.DataType.Type.DATE, exp.DataType.Type.DATETIME):
-            return _call("DATE_OF" if node.to.this == exp.DataType.Type.DATE else "DATETIME_OF", node.this)
+            return call("DATE_OF" if node.to.this == exp.DataType.Type.DATE else "DATETIME_OF", node.this)
+        case exp.Cast() if node.to.this in exp.DataType.INTEGER_TYPES and is_number(node.this):
+            return exp.cast(exp.Round(this=node.this), "bigint", copy=False)     # MySQL rounds numbers and cuts texts
+        case exp.Cast() if node.to.this in (exp.DataType.Type.BINARY, exp.DataType.Type.VARBINARY):
+            return exp.Collate(this=node.this, expression=exp.var("BINARY"))
+        case exp.Collate(expression=exp.Expression(this=str(name))):
+            return exp.Collate(this=node.this, expression=exp.var("BINARY" if name.lower().endswith("bin") else "NOCASE"))
+        case exp.Length() if node.args.get("binary"):
+            return call("OCTETS", node.this)
+        case exp.BitwiseXor():
+            return call("BITS_XOR", node.this, node.expression)
         case exp.TsOrDsToDate():
-            return _call("DATE_OF", node.this)
+            return call("DATE_OF", node.this)
         case exp.Left():
             return exp.func("SUBSTR", node.this, exp.Literal.number(1), node.expression)
         case exp.Right():
-            return exp.func("SUBSTR", node.this, exp.Neg(this=exp.paren(node.expression)))
+            return exp.func("SUBSTR", node.this, exp.Neg(this=exp.paren(node.expression, copy=False)))
         case exp.Xor():
-            sides = (exp.paren(exp.Not(this=exp.paren(side))) for side in (node.this, node.expression))
-            return exp.paren(exp.NEQ(this=next(sides), expression=next(sides)))
+            left, right = (exp.paren(exp.Not(this=exp.paren(side, copy=False)), copy=False)
+                           for side in (node.this, node.expression))
+            return exp.paren(exp.NEQ(this=left, expression=right), copy=False)
         case exp.Trunc():
-            return _call("TRUNCATE", node.this, node.args.get("decimals") or exp.Literal.number(0))
+            return call("TRUNCATE", node.this, node.args.get("decimals") or exp.Literal.number(0))
         case exp.NumberToStr():
-            return _call("FORMAT", node.this, node.args["format"])
+            return call("FORMAT", node.this, node.args["format"])
         case exp.StrToDate() | exp.StrToTime():
-            return _call("STR_TO_DATE", node.this, node.args["format"])
+            return call("STR_TO_DATE", node.this, node.args["format"])
         case exp.TimeToStr():
-            return _call("DATE_FORMAT", node.this.this if isinstance(node.this, exp.TsOrDsToTimestamp) else node.this,
+            return call("DATE_FORMAT", node.this.this if isinstance(node.this, exp.TsOrDsToTimestamp) else node.this,
                          node.args["format"])
         case exp.DateDiff() if node.expression.find(exp.Literal) and node.expression.find(exp.Literal).name == "0000-01-01":
-            return exp.paren(exp.Sub(this=_call("TO_DAYS", node.this), expression=exp.Literal.number(1)))
+            return exp.paren(exp.Sub(this=call("TO_DAYS", node.this), expression=exp.Literal.number(1)))
         case exp.DateDiff():
-            return _call("DATEDIFF", node.this, node.expression)
+            return call("DATEDIFF", node.this, node.expression)
         case exp.TimestampDiff():
-            return _call("TIMESTAMPDIFF", exp.Literal.string(node.text("unit")), node.expression, node.this)
+            return call("TIMESTAMPDIFF", exp.Literal.string(node.text("unit")), node.expression, node.this)
         case exp.DateAdd() | exp.DateSub():
             return _shifted(node.this, node.expression, node.text("unit"), isinstance(node, exp.DateSub))
         case exp.Add() | exp.Sub() if isinstance(node.expression, exp.Interval):
             return _shifted(node.this, node.expression.this, node.expression.text("unit"), isinstance(node, exp.Sub))
+        case exp.Mod():
+            return call("MODULO", node.this, node.expression)
+        case exp.Greatest() | exp.Least():
+            return call(type(node).__name__.upper(), node.this, *node.expressions)
         case exp.Extract():
-            return _call(node.this.name, node.expression)
+            return call(node.this.name, node.expression)
         case exp.Stuff():
-            return _call("STUFF", node.this, node.args["start"], node.args["length"], node.expression)
+            return call("STUFF", node.this, node.args["start"], node.args["length"], node.expression)
         case exp.Count(this=exp.Distinct(expressions=[_, _, *_] as several)):
-            return exp.Count(this=exp.Distinct(expressions=[_call("PAIR", *several)]))
+            return exp.Count(this=exp.Distinct(expressions=[call("PAIR", *several)]))
         case exp.GroupConcat():
             return _group_concat(node)
         case exp.Like(expression=exp.Literal(this=str(form)), parent=up) if "\\" in form and not isinstance(up, exp.Escape):
-            return exp.Escape(this=node.copy(), expression=exp.Literal.string("\\"))
+            return exp.Escape(this=exp.Like(**node.args), expression=exp.Literal.string("\\"))
         case exp.SessionParameter() if node.name.lower() in _VARIABLES:
             return exp.Literal.string(_VARIABLES[node.name.lower()])
         case exp.CurrentSchema():
@@ -139,7 +160,7 @@ def _anonymous(node: exp.Anonymous) -> exp.Expression:
     if name in _CONSTANTS:
         return exp.Literal.string(_CONSTANTS[name])
     if name == "UNIX_TIMESTAMP" and not arguments:
-        return _call(name, exp.Literal.string(NOW))
+        return call(name, exp.Literal.string(NOW))
     if name in ("ADDDATE", "SUBDATE") and len(arguments) == 2:
         by = arguments[1] if isinstance(arguments[1], exp.Interval) else exp.Interval(this=arguments[1], unit=exp.var("DAY"))
         return _shifted(arguments[0], by.this, by.text("unit"), name == "SUBDATE")
@@ -150,50 +171,9 @@ def _anonymous(node: exp.Anonymous) -> exp.Expression:
     return node
 
 
-def _call(name: str, *arguments: exp.Expression) -> exp.Anonymous:
-    """A call of one of `functions.py`; dates and times need no conversion before it."""
-    unwrapped = [argument.this if isinstance(argument, (exp.TsOrDsToDate, exp.TsOrDsToTimestamp)) else argument
-                 for argument in arguments]
-    return exp.Anonymous(this=name, expressions=[argument.copy() for argument in unwrapped])
-
-
 def _shifted(value: exp.Expression, count: exp.Expression, unit: str, back: bool) -> exp.Expression:
-    count = exp.Neg(this=exp.paren(count.copy())) if back else count
-    return _call("DATE_ADD", value, count, exp.Literal.string(unit))
-
-
-def _comparison(node: exp.Expression, text_columns: frozenset[str]) -> exp.Expression:
-    """MySQL compares as numbers where one side is one, and texts without regard to case."""
-    for side, other in (("this", "expression"), ("expression", "this")):
-        own, beside = node.args[side], node.args[other]
-        if _is_number(beside) and (_is_text(own, text_columns) or (isinstance(own, exp.Literal) and own.is_string)):
-            node.set(side, exp.cast(own, "double"))
-            return node
-    left = node.this
-    if isinstance(node.expression, exp.Literal) and node.expression.is_string and isinstance(left, exp.Func) \
-            and not isinstance(left, exp.Cast) and not _is_number(left):
-        node.set("this", exp.Collate(this=left.copy(), expression=exp.var("NOCASE")))
-    return node
-
-
-def _is_text(node: Any, text_columns: frozenset[str]) -> bool:
-    return isinstance(node, exp.Column) and node.name.lower() in text_columns
-
-
-def _is_number(node: Any) -> bool:
-    """Whether MySQL would compare as a number what is beside `node`."""
-    if isinstance(node, (exp.Paren, exp.Neg, exp.Alias)):
-        return _is_number(node.this)
-    if isinstance(node, exp.Subquery):
-        return isinstance(node.this, exp.Select) and len(node.this.expressions) == 1 and _is_number(node.this.expressions[0])
-    if isinstance(node, exp.Cast):
-        return node.to.this in exp.DataType.NUMERIC_TYPES
-    if isinstance(node, exp.Literal):
-        return not node.is_string
-    if isinstance(node, (exp.Min, exp.Max)):
-        return _is_number(node.this)
-    return isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Count, exp.Sum, exp.Avg, exp.Round,
-                             exp.Floor, exp.Ceil, exp.Abs, exp.Length))
+    count = exp.Neg(this=exp.paren(count, copy=False)) if back else count
+    return call("DATE_ADD", value, count, exp.Literal.string(unit))
 
 
 def _group_concat(node: exp.GroupConcat) -> exp.Expression:
@@ -207,7 +187,7 @@ def _group_concat(node: exp.GroupConcat) -> exp.Expression:
         distinct, value = True, value.expressions[0]
     if key is None and not distinct:
         return node
-    return _call("ORDERED_CONCAT", value, key or exp.null(), exp.Literal.number(int(descending)),
+    return call("ORDERED_CONCAT", value, key or exp.null(), exp.Literal.number(int(descending)),
                  exp.Literal.number(int(distinct)), separator)
 
 
@@ -238,8 +218,10 @@ def _joined(node: exp.Update | exp.Delete) -> exp.Expression:
                                                   expression=exp.column("rid", table="joined"))))
 
 
-def _limited(node: exp.Update | exp.Delete) -> exp.Expression:
-    """UPDATE or DELETE with ORDER BY and LIMIT: the rows are chosen first."""
+def _single(node: exp.Update | exp.Delete) -> exp.Expression:
+    """UPDATE or DELETE of one table. With ORDER BY and LIMIT the rows are chosen first."""
+    for each in node.expressions if isinstance(node, exp.Update) else ():
+        each.this.set("table", None)                        # SQLite knows no `SET t.a = ..`
     limit, order = node.args.get("limit"), node.args.get("order")
     if not limit:
         return node
@@ -252,6 +234,17 @@ def _limited(node: exp.Update | exp.Delete) -> exp.Expression:
     node.set("order", None)
     node.set("where", exp.Where(this=exp.In(this=exp.column("rowid"), query=exp.Subquery(this=chosen))))
     return node
+
+
+def _select(node: exp.Select) -> exp.Select:
+    """Texts that are made in the select list are grouped and sorted without regard to case; HAVING without GROUP BY."""
+    if any(node.args.get(key) for key in ("distinct", "group", "order")):
+        for shown in node.expressions:
+            made = shown.this if isinstance(shown, exp.Alias) else shown
+            if (plain := without_case(made)) is not made:
+                shown.set("this", plain) if shown is not made else node.set("expressions", [
+                    plain if other is made else other for other in node.expressions])
+    return _having(node) if node.args.get("having") and not node.args.get("group") else node
 
 
 def _having(node: exp.Select) -> exp.Select:

@@ -259,7 +259,7 @@ class _Emitter:
             case Class(name):
                 return f"{var} {iri(TYPE_RELATION)} {iri(name)} ."
             case And(left, right):
-                return f"{self.pattern(left, var)} {self.pattern(right, var)}"
+                return f"{self.side(left, var)} {self.side(right, var)}"
             case Join(relation, Entity(name), outgoing):
                 return self.edge(iri(name), relation, var, outgoing)
             case Join(relation, source, outgoing):
@@ -272,6 +272,13 @@ class _Emitter:
                 return (f"{{ SELECT {value} WHERE {{ {self.members(source, inner)} {inner} {iri(attribute)} {value} . }} "
                         f"ORDER BY {order} LIMIT 1 }} {self.pattern(source, var)} {var} {iri(attribute)} {value} .")
         raise ValueError(f"a count can only be the whole program: {s_expression(program):.120}")
+
+    def side(self, program: Program, var: str) -> str:
+        """A side of an intersection. One that has inner variables is a set of its own: engines multiply them with the other's."""
+        flat = all(isinstance(part, (And, Class, Entity)) or isinstance(part, Join) and isinstance(part.source, Entity)
+                   for part in parts(program))
+        body = self.pattern(program, var)
+        return body if flat else f"{{ SELECT DISTINCT {var} WHERE {{ {body} }} }}"
 
     def edge(self, source: str, relation: str, var: str, outgoing: bool) -> str:
         return f"{source} {iri(relation)} {var} ." if outgoing else f"{var} {iri(relation)} {source} ."

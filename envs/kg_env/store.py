@@ -151,22 +151,39 @@ class EndpointStore(Store):
 
     def _post(self, body: str) -> tuple[int, bytes]:
         """Status and body of the answer; one retry, because a server may have closed an idle connection."""
-        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/sparql-results+json"}
         for attempt in (1, 2):
-            connection = getattr(self._local, "connection", None)
-            if connection is None:
-                kind = http.client.HTTPSConnection if self._url.scheme.endswith("https") else http.client.HTTPConnection
-                connection = self._local.connection = kind(self._url.hostname, self._url.port, timeout=TIMEOUT_S)
+            connection = getattr(self._local, "connection", None) or self._connect(TIMEOUT_S)
+            self._local.connection = connection
             try:
-                connection.request("POST", self._url.path or "/", body, headers)
-                answer = connection.getresponse()
-                return answer.status, answer.read()
+                return self._exchange(connection, body)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 self._local.connection = None
-                if attempt == 2:
+                if isinstance(error, TimeoutError) and self._still_answers():
+                    raise QueryFailed(f"the query takes the endpoint more than {TIMEOUT_S:g} s") from error     # the agent's doing
+                if attempt == 2 or isinstance(error, TimeoutError):
                     raise EnvFault(f"kg: no answer from {self._url.netloc}: {error}") from error
         raise AssertionError("unreachable")
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._url.scheme.endswith("https") else http.client.HTTPConnection
+        return kind(self._url.hostname, self._url.port, timeout=timeout_s)
+
+    def _exchange(self, connection: http.client.HTTPConnection, body: str) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/sparql-results+json"}
+        connection.request("POST", self._url.path or "/", body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    def _still_answers(self) -> bool:
+        """Whether the endpoint does a query that costs it nothing."""
+        connection = self._connect(min(10.0, TIMEOUT_S))
+        try:
+            return self._exchange(connection, urllib.parse.urlencode({"query": "ASK { }"}))[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
 
 def backend_kind(backend: str | None) -> str | None:

@@ -3,7 +3,7 @@
 Tools, turn limit, statuses and grading: AgentBench's function-call form (THUDM/AgentBench, AgentRL). Commands run in one
 bubblewrap sandbox per episode (`envs.os_env.sandbox`); where none is possible the environment refuses, with the reason.
 `backend` is "bubblewrap", "bubblewrap-root", "docker[:image]", or None for the first of the former two that works; the
-attribute `backend` and `info["sandbox"]` of the last result then name it.
+attribute `backend` and `info["sandbox"]` of every result then name it.
 `rules="strict"` grades answers outside the sandbox, and states by a clean shell over a copy of the files that were left; a
 reference command of an official record runs before the agent's first turn, over a copy too; an answer counts only from
 `answer_action`. `rules="agentbench"` grades what either ending tool says, reads a call's first value
@@ -132,7 +132,7 @@ class OSEnv(Env):
             self._scripts.append(value)
             return self._observe(self._sandbox.run(value))
         answered = call.name == "answer_action" or self.rules == "agentbench"
-        info = {"sandbox": self.backend}
+        info = {}
         try:
             reward = float(self._grade(value if answered else None))
         except CopyFailed as failure:                        # by what the agent left behind: its own loss
@@ -143,7 +143,7 @@ class OSEnv(Env):
 
     def _observe(self, output: Output) -> str | None:
         if output.why == "timeout" and self.rules == "agentbench":
-            self._finish(Status.TASK_ERROR, 0.0, info={"sandbox": self.backend, "error": "the command ran out of time"})
+            self._finish(Status.TASK_ERROR, 0.0, info={"error": "the command ran out of time"})
             self.close()
             return None
         micro = self._style == "micro"
@@ -192,8 +192,10 @@ class OSEnv(Env):
 
     def _out_of_turns(self) -> None:
         super()._out_of_turns()
-        self._final.info["sandbox"] = self.backend
         self.close()
+
+    def _counts(self) -> dict[str, Any]:
+        return super()._counts() | {"sandbox": self.backend}
 
     def expert(self) -> Message:
         data, done = self.instance.data, 0

@@ -5,8 +5,9 @@
         sandbox.check("test -f /root/box/kiwi").code         # 0: a clean shell that model text cannot have prepared
 
 Inside: own user, process, network, mount, ipc and host-name namespaces; /usr of the host read-only, everything else small empty
-tmpfs; a system-call filter, no capabilities, no new privileges; limits on processes, memory, CPU and wall time, file size and
-output. Sandboxes are started and entered by one small process (`spawner`), whose end, however it comes, ends them all.
+tmpfs; a system-call filter, no capabilities, no new privileges; limits on processes, memory, sockets, CPU and wall time, file
+size, files and output, also of what a command leaves running. Sandboxes are started and entered by one small process (`spawner`),
+whose end, however it comes, ends them all.
 Works as root (then as an unprivileged user id) and as an ordinary user; needs Linux 5.14, bash and user namespaces.
 """
 
@@ -59,7 +60,8 @@ class Sandbox:
     """A running sandbox. One thread at a time.
 
     Args:
-        init: POSIX shell script of ours that prepares the world, run inside before the first command.
+        init: POSIX shell script that prepares the world, run inside before the first command, within the same limits: an
+            instance may come from a model (`envs.synthesis`).
         limits: caps, and how much of a root file system there is.
         mode: one of `server.MODES`; see `probe`.
 
@@ -75,8 +77,21 @@ class Sandbox:
         self._server = current_server(mode)
         self._cwd, self._exports = "/root", b""
         self._kept: list[int] = []                           # read ends of pipes that background processes still hold
-        self._pidfd, self._uid = self._server.start(init, limits)
-        self._finalizer = weakref.finalize(self, end_sandbox, self._pidfd, self._kept, os.getpid())
+        self._watch: list[socket.socket] = []                # to the process that watches those; closed, it leaves
+        self._pidfd, self._uid = self._server.start(limits)
+        self._finalizer = weakref.finalize(self, end_sandbox, self._pidfd, self._kept, self._watch, os.getpid())
+        if init:
+            self._prepare(init)
+
+    def _prepare(self, init: str) -> None:
+        try:
+            output = self.execute(["sh", "-c"], init, wall_s=START_S)
+            if output.code or output.why != "exit":
+                reason = f"failed with code {output.code}" if output.why == "exit" else f"was ended ({output.why})"
+                raise EnvFault(f"sandbox: the script that prepares the world {reason}: {output.text.strip()[-400:]}")
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, script: str, wall_s: float | None = None) -> Output:
         """Run a bash script of the model as a new process in the persistent world; never raises on what the script does."""
@@ -100,8 +115,10 @@ class Sandbox:
         return self.execute(["bash", "--noprofile", "--norc", "-c", script, "check"], *arguments, alone=alone, wall_s=wall_s)
 
     def execute(self, argv: list[str], *arguments: str, alone: bool = False, wall_s: float | None = None) -> Output:
-        """As `check`, with any command of /usr or its sub-folders; its arguments lose their NUL bytes."""
+        """As `check`, with any command of /usr or its sub-folders; its arguments lose their NUL bytes. Code 126: they are too long."""
         words = [*argv, *(argument.replace("\0", "") for argument in arguments)]
+        if sum(len(word.encode(errors="replace")) for word in words) > MAX_SCRIPT_BYTES:
+            return Output(f"bash: arguments longer than {MAX_SCRIPT_BYTES} bytes\n".encode(), 126)
         if words[0] != "bash":
             words = ["bash", "-c", 'exec "$@"', "check", *words]
         return self._enter(self._request(words, "/root", wall_s, alone=alone))[0]
@@ -157,9 +174,10 @@ class Sandbox:
         limits = self.limits
         return {"op": "run", "argv": argv, "env": environment, "cwd": cwd, "state": prepare, "alone": alone,
                 "wall_s": limits.wall_s if wall_s is None else wall_s, "memory_bytes": limits.memory_bytes, "uid": self._uid,
-                "capabilities": 0 if self._uid else limits.capabilities,
+                "capabilities": 0 if self._uid else limits.capabilities, "inodes": (limits.tmpfs, limits.inodes),
                 "limits": {"RLIMIT_NPROC": limits.processes, "RLIMIT_AS": limits.address_bytes, "RLIMIT_CPU": limits.cpu_s,
-                           "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files, "RLIMIT_CORE": 0}}
+                           "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_NOFILE": limits.open_files,
+                           "RLIMIT_CORE": 1}}                # not 0: with 0, a crash still starts the host's crash handler
 
     def _enter(self, request: dict[str, Any], stdin: int | None = None) -> tuple[Output, bytes]:
         cap = self.limits.output_bytes
@@ -167,14 +185,21 @@ class Sandbox:
         state, state_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # an environment larger than a pipe is lost, not waited for
         os.set_blocking(output, False)
         held = False
+        self._dismiss()
         try:
             try:
                 reply = self._server.send(request, [self._pidfd, output_end, state_end, *([] if stdin is None else [stdin])])
             finally:
                 os.close(output_end)
                 os.close(state_end)
-            with reply:
+            try:
                 data, answer = _collect(output, reply, cap, request["wall_s"] + START_S)
+            except BaseException:
+                reply.close()
+                raise
+            self._watch.append(reply)
+            if not answer.get("left"):
+                self._dismiss()
             data, held = _drain(output, data, cap)
             saved, _ = _drain(state, b"", MAX_STATE_BYTES)
         finally:
@@ -183,6 +208,10 @@ class Sandbox:
         if "error" in answer:
             raise EnvFault(f"sandbox: {answer['error']}")
         return Output(data, answer["code"], answer["why"]), saved
+
+    def _dismiss(self) -> None:
+        while self._watch:
+            self._watch.pop().close()
 
     def _keep(self, pipe: int) -> None:
         """A background process holds the other end: closed, the pipe would kill it at its next output."""

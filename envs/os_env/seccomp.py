@@ -1,8 +1,11 @@
 """The system-call filter of the sandbox, as classic BPF (seccomp mode 2): what model text has no business calling.
 
 Denied: new namespaces and mounts, kernel interfaces with a record of privilege bugs, other processes' memory, memory that no
-limit of ours bounds (memfd, System V and POSIX message memory), and sockets outside unix and the (empty) network namespace:
-AF_VSOCK, for one, reaches the host of a virtual machine whatever the network namespace. Numbers: the kernel's
+limit of ours bounds (memfd, shared anonymous mappings, pages given to a pipe, System V and POSIX message memory), what all users
+of the machine share (kernel AIO), and sockets other than unix, TCP and UDP in the (empty) network namespace: AF_VSOCK, for one,
+reaches the host of a virtual machine whatever the network namespace, and a socket of a rare protocol loads its kernel module.
+The core file limit stays: lowered to 0, a crash would start the host's crash handler; no process sets the limits of another.
+Numbers: the kernel's
 `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
 """
 
@@ -35,15 +38,19 @@ DENIED = {
     "fanotify_init": (300, 262),
     "lookup_dcookie": (212, 18), "nfsservctl": (180, 42), "vhangup": (153, 58), "personality": (135, 92), "mbind": (237, 235),
     "set_mempolicy": (238, 237), "migrate_pages": (256, 238), "move_pages": (279, 239), "sethostname": (170, 161),
-    "setdomainname": (171, 162)}
+    "setdomainname": (171, 162), "vmsplice": (278, 75), "io_setup": (206, 0), "quotactl_fd": (443, 443),
+    "open_tree_attr": (467, 467)}
 CLONE, CLONE3, SOCKET, SOCKETPAIR, IOCTL = (56, 220), (435, 435), (41, 198), (53, 199), (16, 29)
 NEW_NAMESPACES = 0x7E020080                                  # CLONE_NEWNS|CGROUP|UTS|IPC|USER|PID|NET and CLONE_NEWTIME
-FAMILIES = (1, 2, 10)                                        # unix, inet, inet6
+UNIX, INET, INET6 = 1, 2, 10
+TYPES, PROTOCOLS = (1, 2), (0, 6, 17)                        # of inet and inet6: stream, datagram; the default, TCP, UDP
+MMAP, SETRLIMIT, PRLIMIT = (9, 222), (160, 164), (302, 261)
+SHARED_ANONYMOUS, CORE = 0x21, 4                             # MAP_SHARED|MAP_ANONYMOUS, RLIMIT_CORE
 TERMINAL_INPUT = (0x5412, 0x541C)                            # TIOCSTI, TIOCLINUX: type into a terminal
 
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24                      # offsets in struct seccomp_data (little-endian low words)
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3 = 0, 4, 16, 24, 32, 40        # offsets in struct seccomp_data (little-endian low words)
 
 
 def _errno(code: int) -> int:
@@ -72,10 +79,30 @@ def program(machine: str | None = None) -> bytes:
              (_RETURN, 0, 0, _errno(errno.EPERM)),
              (_LOAD, 0, 0, _NR)]
     for call in (SOCKET, SOCKETPAIR):
-        code += [(_EQUAL, 0, 2 + len(FAMILIES), call[column]), (_LOAD, 0, 0, _ARG0)]
-        code += [(_EQUAL, len(FAMILIES) - at, 0, family) for at, family in enumerate(FAMILIES)]
-        code += [(_RETURN, 0, 0, _errno(errno.EAFNOSUPPORT)), (_LOAD, 0, 0, _NR)]
+        code += _block(call[column], _socket_rule())
+    deny = (_RETURN, 0, 0, _errno(errno.EPERM))
+    code += _block(MMAP[column], [(_LOAD, 0, 0, _ARG3), (_AND, 0, 0, SHARED_ANONYMOUS), (_EQUAL, 0, 1, SHARED_ANONYMOUS), deny])
+    code += _block(SETRLIMIT[column], [(_LOAD, 0, 0, _ARG0), (_EQUAL, 0, 1, CORE), deny])
+    code += _block(PRLIMIT[column], [                        # a new value is given, for another process or for core files
+        (_LOAD, 0, 0, _ARG2), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, _ARG2 + 4), (_EQUAL, 5, 0, 0),
+        (_LOAD, 0, 0, _ARG0), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, _ARG1), (_EQUAL, 0, 1, CORE), deny])
     code += [(_EQUAL, 0, 4, IOCTL[column]), (_LOAD, 0, 0, _ARG1), (_EQUAL, 1, 0, TERMINAL_INPUT[0]),
              (_EQUAL, 0, 1, TERMINAL_INPUT[1]),
              (_RETURN, 0, 0, _errno(errno.EPERM)), (_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def _block(number: int, rule: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """`rule` for one call; it is over where it falls off its end, and the call's number is loaded again."""
+    return [(_EQUAL, 0, len(rule) + 1, number), *rule, (_LOAD, 0, 0, _NR)]
+
+
+def _socket_rule() -> list[tuple[int, int, int, int]]:
+    """Any unix socket; of inet and inet6 the types and protocols above."""
+    unsupported = (_RETURN, 0, 0, _errno(errno.EPROTONOSUPPORT))
+    protocol = [(_LOAD, 0, 0, _ARG2), *((_EQUAL, len(PROTOCOLS) - at, 0, value) for at, value in enumerate(PROTOCOLS)), unsupported]
+    kind = [(_LOAD, 0, 0, _ARG1), (_AND, 0, 0, 0xF), *((_EQUAL, len(TYPES) - at, 0, value) for at, value in enumerate(TYPES)),
+            unsupported]
+    rest = kind + protocol
+    return [(_LOAD, 0, 0, _ARG0), (_EQUAL, 3 + len(rest), 0, UNIX), (_EQUAL, 2, 0, INET), (_EQUAL, 1, 0, INET6),
+            (_RETURN, 0, 0, _errno(errno.EAFNOSUPPORT)), *rest]

@@ -28,10 +28,14 @@ MODES = ("bubblewrap",
 FIRST_UID, UIDS = 200_000, 100_000                           # bubblewrap-root: a user id per sandbox, for its process limit
 START_S = 20.0                                               # a sandbox that has not started by then is an infrastructure fault
 UNPRIVILEGED = 65534
+# PID 1 has this capability, which does nothing here and which no command has: who lacks one may not touch a process's memory,
+# and a command that wrote to that of PID 1 could end the sandbox, or live on in it beyond every limit.
+TELLTALE = "wake_alarm"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"PATH": PATH, "HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash", "TERM": "dumb"}
 CHECK_ENVIRONMENT = ENVIRONMENT | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 WRITABLE = ("/root", "/home", "/var", "/opt", "/srv", "/run", "/usr/local", "/etc")
+WHOLE_TMPFS = ("/", "/usr", "/etc")
 FILES = {"/etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
          "/etc/group": "root:x:0:\nusers:x:100:\nnogroup:x:65534:\n", "/etc/hosts": "127.0.0.1 localhost agent\n"}
 _ACCOUNTS = "daemon:1 bin:2 sys:3 games:5 man:6 lp:7 mail:8 news:9 uucp:10 proxy:13 www-data:33 backup:34 list:38 irc:39"
@@ -81,8 +85,18 @@ class Limits:
     def files(self) -> dict[str, str]:
         return WHOLE_FILES if self.whole_root else FILES
 
+    @property
+    def tmpfs(self) -> tuple[str, ...]:
+        """Where the writable file systems are."""
+        return WHOLE_TMPFS + ("/dev/shm",) if self.whole_root else WRITABLE + ("/tmp", "/dev/shm")
 
-def end_sandbox(pidfd: int, kept: list[int], owner: int) -> None:
+    @property
+    def inodes(self) -> int:
+        """Files and folders of each of them."""
+        return max(4096, self.disk_bytes >> 10)
+
+
+def end_sandbox(pidfd: int, kept: list[int], watch: list[socket.socket], owner: int) -> None:
     if os.getpid() == owner:                                 # a forked copy of the owner must leave the sandbox alone
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)  # PID 1: the kernel ends its whole namespace
@@ -90,6 +104,8 @@ def end_sandbox(pidfd: int, kept: list[int], owner: int) -> None:
             pass                                             # it had ended
     for fd in (pidfd, *kept):
         os.close(fd)
+    for connection in watch:
+        connection.close()
 
 
 def find_bwrap() -> Path:
@@ -108,18 +124,18 @@ def find_bwrap() -> Path:
     return Path(found)
 
 
-def bwrap_arguments(bwrap: str, init: str, limits: Limits, uid: int | None = None) -> list[str]:
+def bwrap_arguments(bwrap: str, limits: Limits, uid: int | None = None) -> list[str]:
     """The command line of one sandbox; descriptors from 3 on are set by the server. Mounts happen in the order written.
 
     With `uid` there is no user namespace: bubblewrap runs as real root, and everything inside as that user id.
     """
     size = ["--size", str(limits.disk_bytes)] + ["--perms", "0777"] * (uid is not None)
-    arguments = [bwrap, *(["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"] if uid is None else []),
+    arguments = [bwrap, *(["--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL",
+                          "--cap-add", f"CAP_{TELLTALE.upper()}"] if uid is None else []),
                  "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname",
                  "agent", "--die-with-parent", "--new-session", "--clearenv"]
     if limits.whole_root:
-        for name in ("/", "/usr",
-                     "/etc"):                   # mount points, since a mere folder could be moved away and replaced
+        for name in WHOLE_TMPFS:                             # mount points, since a mere folder could be moved away and replaced
             arguments += [*size, "--tmpfs", name]
         for name in read_only_usr():
             arguments += ["--ro-bind", name, name]
@@ -138,7 +154,9 @@ def bwrap_arguments(bwrap: str, init: str, limits: Limits, uid: int | None = Non
             arguments += ["--ro-bind", name, name]
     arguments += ["--dir", "/mnt", "--dir", "/media", *(["--dir", "/var/log", "--dir", "/var/tmp"] if uid is None else []),
                   "--proc", "/proc",
-                  "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev", "--size", str(limits.disk_bytes),
+                  "--ro-bind", "/dev/null", "/proc/cmdline", "--dev", "/dev",
+                  "--dev-bind", "/dev/full", "/dev/zero",    # reads the same; shared mappings of /dev/zero are memory without a bound
+                  "--size", str(limits.disk_bytes),
                   "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):
         arguments += ["--ro-bind-try", name, name]
@@ -149,11 +167,12 @@ def bwrap_arguments(bwrap: str, init: str, limits: Limits, uid: int | None = Non
     for name, value in ENVIRONMENT.items():
         arguments += ["--setenv", name, value]
     # PID 1 says when the world is ready, then becomes a process that only waits; the kernel reaps orphans for it
-    first = ('eval "$1" >/dev/null; echo "ready $?" >&4; exec >/dev/null 2>&1 4>&-; '
+    first = (f'{AGE_FILES * limits.whole_root}echo "ready $?" >&4; exec >/dev/null 2>&1 4>&-; '
              'exec env -i --ignore-signal=CHLD sleep infinity')
     drop = [] if uid is None else ["/usr/bin/setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups",
-                                   "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
-    return arguments + ["--info-fd", "3", "--seccomp", "5", "--as-pid-1", "--", *drop, "/bin/sh", "-c", first, "init", init]
+                                   f"--inh-caps=-all,+{TELLTALE}", f"--ambient-caps=-all,+{TELLTALE}",
+                                   f"--bounding-set=-all,+{TELLTALE}", "--no-new-privs"]
+    return arguments + ["--info-fd", "3", "--seccomp", "5", "--as-pid-1", "--", *drop, "/bin/sh", "-c", first]
 
 
 def read_only_usr() -> list[str]:
@@ -194,15 +213,14 @@ class Server:
             except OSError as error:
                 raise EnvFault(f"sandbox: its server process has ended ({error})") from error
 
-    def start(self, init: str, limits: Limits) -> tuple[int, int | None]:
+    def start(self, limits: Limits) -> tuple[int, int | None]:
         """Start a sandbox; returns a pidfd of its PID 1, and the user id inside where it is not a mapped root."""
         uid = FIRST_UID + next(self._uids) % UIDS if self.mode == MODES[1] else None
         log, log_end = os.pipe2(os.O_CLOEXEC)
         try:
-            init = AGE_FILES * limits.whole_root + init
             files = {fd: text.replace("root:x:0:0", f"root:x:{uid or 0}:{uid or 0}").encode()
                      for fd, text in enumerate(limits.files.values(), start=6)}
-            self._send({"op": "start", "argv": bwrap_arguments(self.bwrap, init, limits, uid), "files": files}, [log_end])
+            self._send({"op": "start", "argv": bwrap_arguments(self.bwrap, limits, uid), "files": files}, [log_end])
         finally:
             os.close(log_end)
         pidfd, said, deadline = None, b"", time.monotonic() + START_S
@@ -220,12 +238,12 @@ class Server:
                     raise EnvFault(f"sandbox did not start: {_words(said)}")
             if ready[1] != b"0":
                 code = ready[1].decode()
-                raise EnvFault(f"sandbox: the script that prepares the world failed with code {code}: {_words(said)}")
+                raise EnvFault(f"sandbox: its files cannot be made, code {code}: {_words(said)}")
         except ProcessLookupError as error:
             raise EnvFault(f"sandbox did not start: {_words(said)}") from error
         except BaseException:
             if pidfd is not None:
-                end_sandbox(pidfd, [], os.getpid())
+                end_sandbox(pidfd, [], [], os.getpid())
             raise
         finally:
             os.close(log)

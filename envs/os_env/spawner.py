@@ -7,12 +7,16 @@ same interpreter) with its file descriptors, each is served by a fork, and the e
 went) ends this process and with it every sandbox. It imports nothing of the project.
 
     {"op": "start", "argv", "files": {descriptor: text}}             fds: log pipe
-    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state", "alone", "uid", "capabilities"}
+    {"op": "run", "argv", "env", "cwd", "limits", "wall_s", "memory_bytes", "state", "alone", "uid", "capabilities", "inodes"}
                                                                      fds: pidfd of PID 1, output pipe, state pipe, standard
                                                                      input (not always), reply socket
+
+The child that serves a command watches what it must not take: memory, sockets, time. Where the command leaves processes behind,
+it goes on watching them after its answer, until the owner closes the reply socket, at the next command or the sandbox's end.
 """
 
 import ctypes
+import fcntl
 import gc
 import marshal
 import os
@@ -29,7 +33,9 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 USER_NAMESPACE = 0x10000000
 NAMESPACES = 0x7C020000 | 0x2000000 * os.path.exists("/proc/self/ns/cgroup")  # mount, uts, ipc, user, pid, net; cgroup
-TICK_S = 0.05                                                # how often a running command's memory is looked at
+TICK_S = 0.05                                                # how often memory, sockets and running processes are looked at
+MAX_SOCKETS = 512                                            # of a sandbox; the kernel keeps up to 0.4 MB for each
+REMOUNT = 32 | 2 | 4                                         # MS_REMOUNT, MS_NOSUID, MS_NODEV
 GONE_S = 2.0                                                 # for killed processes to leave
 PAGE = resource.getpagesize()
 STATE_IN, STATE_OUT = 3, 200                                 # where a command finds its last and leaves its next shell state
@@ -70,13 +76,20 @@ def default_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
+def small_file(text):
+    """A descriptor to read `text` from. No pipe: those of a user shrink when another of his processes has many, and fill up."""
+    fd = os.memfd_create("file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, text)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 def start(request, fds, filter_code):
-    """Become bwrap. Descriptors 1 to 4: the log; 5: the filter; the others: small files, as pipes."""
+    """Become bwrap. Descriptors 1 to 4: the log; 5: the filter; the others: small files."""
     placed = {0: os.open("/dev/null", os.O_RDONLY), 1: fds[0], 2: fds[0], 3: fds[0], 4: fds[0]}
     for target, text in {**request["files"], 5: filter_code}.items():
-        placed[target], write_end = os.pipe()
-        os.write(write_end, text)
-        os.close(write_end)
+        placed[target] = small_file(text)
     place(placed)
     default_signals()
     os.execve(request["argv"][0], request["argv"], {})
@@ -107,9 +120,7 @@ def confine(request, filter_struct):
 def command(request, fds, filter_struct):
     """Become the command (already in the sandbox's process namespace)."""
     os.setsid()
-    state, write_end = os.pipe()
-    os.write(write_end, request["state"])
-    os.close(write_end)
+    state = small_file(request["state"])
     if request["uid"] is not None:                           # or a program could not open its own /dev/stdout
         for fd in (state, fds[1], fds[2]):
             os.fchown(fd, request["uid"], request["uid"])
@@ -125,17 +136,34 @@ def command(request, fds, filter_struct):
     os.execve("/bin/bash", request["argv"], request["env"])
 
 
-def memory_used():
-    """Resident bytes of all processes of the sandbox whose /proc this is."""
-    total = 0
+def usage():
+    """Resident bytes of all processes of the sandbox whose /proc this is, how many there are beside PID 1, how many run now."""
+    total, others, running = 0, 0, 0
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/statm", "rb") as file:
-                    total += int(file.read().split()[1]) * PAGE
-            except (OSError, IndexError):                    # it ended between the two calls
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:                                  # it ended between the two calls
                 continue
-    return total
+            total += int(fields[21]) * PAGE if len(fields) > 21 else 0
+            others += name != "1"
+            running += fields[:1] == [b"R"]
+    return total, others, running
+
+
+def sockets():
+    """How many sockets there are in the sandbox's network, also those that no process has open any more."""
+    with open("/proc/1/net/sockstat", "rb") as file:
+        return int(file.readline().split()[-1])
+
+
+def bound_inodes(tmpfs, most):
+    """Files cost the kernel memory even when they are empty; bubblewrap can only bound their size."""
+    for path in tmpfs:
+        world = os.statvfs(path)
+        most = max(most, world.f_files - world.f_ffree)      # the script that prepares the world may have made more
+        check(LIBC.mount(b"none", path.encode(), b"tmpfs", REMOUNT, f"nr_inodes={most}".encode()), f"mount {path}")
 
 
 def kill_all(wait_s):
@@ -161,11 +189,49 @@ def kill_group(child):
         os.kill(child, signal.SIGKILL)
 
 
+def attend(child, reply, request):
+    """Wait for the command's end, or end it; why: exit, timeout, output, memory."""
+    poller = select.poll()
+    poller.register(os.pidfd_open(child), select.POLLIN)
+    poller.register(reply, select.POLLIN)                    # the host closes its side when the output is too long
+    deadline = time.monotonic() + request["wall_s"]
+    while True:
+        ready = [fd for fd, _ in poller.poll(TICK_S * 1000)]
+        if ready and reply.fileno() not in ready:
+            return "exit"
+        why = "output" if ready else "timeout" if time.monotonic() > deadline else "memory" if takes_too_much(request) else None
+        if why:
+            kill_group(child)
+            if why == "memory":
+                kill_all(0)                                  # the command itself is still to be reaped
+            return why
+
+
+def takes_too_much(request):
+    return usage()[0] > request["memory_bytes"] or sockets() > MAX_SOCKETS
+
+
+def watch_the_rest(first, reply, request):
+    """Bound what the command left behind, until it or the sandbox ends or the next command comes and watches it, too."""
+    poller = select.poll()
+    poller.register(first, select.POLLIN)
+    poller.register(reply, 0)                                # hang-up only
+    busy_s = 2 * request["limits"]["RLIMIT_CPU"]             # with at least one process running, whichever
+    while not poller.poll(TICK_S * 1000):
+        _, others, running = usage()
+        busy_s -= TICK_S * (running > 0)
+        if others and (busy_s < 0 or takes_too_much(request)):
+            kill_all(GONE_S)
+        elif not others:
+            return
+
+
 def run(request, fds, filter_struct):
-    """Enter the sandbox, run the command in a child, answer {"code", "why"}; why: exit, timeout, output, memory."""
+    """Enter the sandbox, run the command in a child, answer {"code", "why", "left"}: how many processes it leaves behind."""
     reply = socket.socket(fileno=fds[-1])
     try:
         enter(fds[0], request["uid"])
+        bound_inodes(*request["inodes"])
         if request["alone"]:
             kill_all(GONE_S)
         child = os.fork()
@@ -177,25 +243,15 @@ def run(request, fds, filter_struct):
                 os._exit(126)
         for fd in fds[1:-1]:
             os.close(fd)
-        poller = select.poll()
-        poller.register(os.pidfd_open(child), select.POLLIN)
-        poller.register(reply, select.POLLIN)                # the host closes its side when the output is too long
-        why, deadline = "exit", time.monotonic() + request["wall_s"]
-        while True:
-            ready = [fd for fd, _ in poller.poll(TICK_S * 1000)]
-            if ready and reply.fileno() not in ready:
-                break
-            why = "output" if ready else "timeout" if time.monotonic() > deadline else \
-                "memory" if memory_used() > request["memory_bytes"] else "exit"
-            if why != "exit":
-                kill_group(child)
-                if why == "memory":
-                    kill_all(0)                              # the command itself is still to be reaped
-                break
+        why = attend(child, reply, request)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        reply.send(marshal.dumps({"code": code if code >= 0 else 128 - code, "why": why}))
+        left = usage()[1]
+        reply.send(marshal.dumps({"code": code if code >= 0 else 128 - code, "why": why, "left": left}))
     except OSError as error:
         reply.send(marshal.dumps({"error": str(error)}))
+        return
+    if left:
+        watch_the_rest(fds[0], reply, request)
 
 
 def serve(control, filter_code):

@@ -69,8 +69,9 @@ def processes(rng: random.Random) -> tuple[dict[str, list[int]], list[str]]:
     init = ["mkdir -p /opt/bin"]
     for name, numbers in running.items():
         init += [f"cp /usr/bin/sleep /opt/bin/{name}"]
-        init += [f"/opt/bin/{name} {number} >/dev/null 2>&1 3>&- 4>&- &" for number in numbers]
-    return running, init
+        init += [f"/opt/bin/{name} {number} >/dev/null 2>&1 &" for number in numbers]
+    total, names = sum(map(len, running.values())), "|".join(running)      # each is called "sh" until it has become the program
+    return running, [*init, f"until [ $(cat /proc/[0-9]*/comm 2>/dev/null | grep -c -E '^({names})$') = {total} ]; do sleep 0.01; done"]
 
 
 def count_processes(rng: random.Random, scale: int = 1) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def make_app(workers: list[LocalWorker], *, token: str | None = None, timers: Ti
     Args:
         workers: the environments of this process; AgentRL workers that send heartbeats join them.
         token: what every request must carry, as "Authorization: Bearer TOKEN" or as the user or password of the URL. None: only
-            requests to a loopback name are answered, so that no web page can reach it under another name.
+            requests to a loopback name that no web page has sent are answered.
     """
     timers = timers or Timers()
     client = httpx.AsyncClient(timeout=timers.interact_s, trust_env=False)
@@ -52,6 +52,8 @@ def make_app(workers: list[LocalWorker], *, token: str | None = None, timers: Ti
             try:
                 if token is not None and not _authorised(request, token):
                     raise ProtocolError(401, "a token is needed: Authorization: Bearer TOKEN")
+                if token is None and "origin" in request.headers:        # a browser's, from whatever page; no client of AgentRL's
+                    raise ProtocolError(403, "requests of web pages need a token")
                 result = handler(request, await _body(request) if method == "POST" else {})
                 result = await result if asyncio.iscoroutine(result) else result
             except ProtocolError as error:
