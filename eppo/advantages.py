@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eppo.checks import check_name
+from eppo.types import Batch, Trajectory
 
 KINDS = ("grpo", "mean_only", "rloo")
 MIN_STD = 1e-12                                             # below it a task's advantages are all equal: rounding, no signal
@@ -54,6 +55,16 @@ def group_advantages(rewards_B: Any, group_ids_B: Any, kind: str = "grpo", ddof:
             centred_G = centred_G * (len(rows) / (len(rows) - 1))
         advantages[rows] = centred_G
     return advantages.to(dtype)
+
+
+def baseline_metrics(rewards_B: Tensor, advantages_B: Tensor) -> dict[str, float]:
+    """`rloo/baseline_std`, population std over episodes of reward minus advantage, and `rloo/adv_abs`, the mean |advantage|, before
+    any normalisation; nothing without a reward."""
+    known_B = ~rewards_B.isnan()
+    baselines_N = (rewards_B - advantages_B)[known_B].double()
+    if not len(baselines_N):
+        return {}
+    return {"rloo/baseline_std": float(baselines_N.std(correction=0)), "rloo/adv_abs": float(advantages_B[known_B].abs().mean())}
 
 
 def without_spread(rewards_B: Any, group_ids_B: Any) -> Tensor:
@@ -137,6 +148,23 @@ def smooth_advantages(rewards_G: Sequence[float], before: PromptStats | None) ->
     return advantages, after
 
 
+def smooth_batch(batch: Batch, prompts: dict[str, dict[str, Sequence[float]]]) -> tuple[Tensor, list[int]]:
+    """`smooth_advantages` of every prompt in a batch: scores_B in float64, 0 without a reward, and each prompt's visits so far.
+
+    Args:
+        prompts: task -> instance -> the three numbers of `PromptStats`; brought up to date in place.
+    """
+    scores_B, visits = torch.zeros(len(batch.rewards_B), dtype=torch.float64), []
+    for rows in _groups(batch.rewards_B.double().cpu(), batch.group_ids_B):
+        first = batch.trajectories[int(rows[0])]
+        seen = prompts.setdefault(first.task, {})
+        before = seen.get(first.instance_id)
+        scores, after = smooth_advantages(batch.rewards_B[rows].tolist(), before and PromptStats(*before))
+        scores_B[rows], seen[first.instance_id] = torch.tensor(scores, dtype=torch.float64), list(after)
+        visits.append(after.visits)
+    return scores_B, visits
+
+
 GIGPO_NORMS, EPISODE_STATS = ("mean", "mean_std"), ("turns", "trajectories")
 
 
@@ -194,6 +222,14 @@ def _standard(value: float, population: Sequence[float], norm: str) -> float:
     if norm == "mean":
         return value - mean
     return (value - mean) / (math.sqrt(math.fsum((other - mean) ** 2 for other in population) / (len(population) - 1)) + 1e-6)
+
+
+def turn_rewards(trajectory: Trajectory, reward: float) -> list[float]:
+    """The turns' rewards, with the last one changed so that they sum to the reward that trains."""
+    rewards = [turn.reward for turn in trajectory.turns]
+    if rewards:
+        rewards[-1] += reward - sum(rewards)
+    return rewards
 
 
 def overlong_penalties(tokens_B: Sequence[int], max_tokens: int, buffer: int, factor: float = 1.0) -> list[float]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from eppo.checks import check_name
+
 MAX_LOG_RATIO = 20.0
 
 
@@ -36,13 +38,14 @@ def token_ratio(policy_logp_BT: Any, sampler_logp_BT: Any, mask_BT: Any) -> Tens
     return log_ratio_BT.where(mask_BT, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def sequence_ratio(policy_logp_BT: Any, sampler_logp_BT: Any, mask_BT: Any) -> Tensor:
-    """GSPO's ratio, exp(mean log-ratio of the sequence's sampled tokens), on each of these tokens; 1 elsewhere. No gradient."""
+def sequence_ratio(policy_logp_BT: Any, sampler_logp_BT: Any, mask_BT: Any, length_norm: bool = True) -> Tensor:
+    """exp(mean log-ratio of the sequence's sampled tokens), GSPO's ratio, on each of these tokens; 1 elsewhere. Without
+    `length_norm` it is the sum: the ratio of whole sequences. The log is clamped to +-20. No gradient."""
     policy_logp_BT = torch.as_tensor(policy_logp_BT).detach()
     mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=policy_logp_BT.device)
     delta_BT = (policy_logp_BT - torch.as_tensor(sampler_logp_BT, device=policy_logp_BT.device)).where(mask_BT, 0)
-    mean_B1 = delta_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-    return mean_B1.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(delta_BT).where(mask_BT, 1)
+    log_B1 = delta_BT.sum(1, keepdim=True) / (mask_BT.sum(1, keepdim=True).clamp(min=1) if length_norm else 1)
+    return log_B1.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().expand_as(delta_BT).where(mask_BT, 1)
 
 
 def ratio_masks(ratio_BT: Tensor, advantages_BT: Any, mask_BT: Any, lo_BT: Any, hi_BT: Any,
@@ -88,10 +91,14 @@ def task_bounds(task_ids_B: Tensor, low_K: Sequence[float], high_K: Sequence[flo
     return tuple(bound_K.to(like_BT)[index_B][:, None].expand_as(like_BT) for bound_K in (lo_K, hi_K))
 
 
+def even_bounds(lo: float, hi: float, like_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """lo_BT and hi_BT, the same on every token, as views."""
+    return tuple(like_BT.new_full((1, 1), bound).expand_as(like_BT) for bound in (lo, hi))
+
+
 def no_bounds(like_BT: Tensor) -> tuple[Tensor, Tensor]:
     """lo_BT and hi_BT of a method without a clip: NaN, which clips nothing and is recorded as null."""
-    bound_BT = like_BT.new_full((1, 1), torch.nan).expand_as(like_BT)
-    return bound_BT, bound_BT
+    return even_bounds(torch.nan, torch.nan, like_BT)
 
 
 def probability_bounds(sampler_logp_BT: Any, eps_low: float = 0.16, eps_high: float = 0.20,
@@ -109,14 +116,21 @@ def probability_bounds(sampler_logp_BT: Any, eps_low: float = 0.16, eps_high: fl
     return lo_BT, (0.5 + 0.5 * (1 + 4 * eps_high / q_BT).sqrt()).clamp(max=r_max)
 
 
+BALANCE_CONTRIBUTIONS = ("surrogate", "gradient")
+
+
 class BalancedBounds(NamedTuple):
-    """What BAPO's search found: the bounds, the positive share before and after, and the steps it took."""
+    """What BAPO's search found: the bounds, the positive share before and after, and the steps it took; and whether each bound
+    reached the end of its range, and the share its target (False where there was nothing to balance)."""
 
     lo: float
     hi: float
-    start_share: float
+    share_start: float
     share: float
-    steps: int
+    search_steps: int
+    lo_end_frac: bool
+    hi_end_frac: bool
+    missed_frac: bool
 
 
 def positive_share(ratio_N: Tensor, advantages_N: Tensor, lo: float, hi: float, contribution: str = "surrogate") -> float:
@@ -133,6 +147,18 @@ def positive_share(ratio_N: Tensor, advantages_N: Tensor, lo: float, hi: float, 
         terms_N = terms_N.where(torch.where(advantages_N > 0, ratio_N <= hi, ratio_N >= lo), 0)
     total = terms_N.sum(dtype=torch.float64)
     return float(terms_N[advantages_N > 0].sum(dtype=torch.float64) / total) if total > 0 else float("nan")
+
+
+def check_balance(target: float, low: tuple[float, float], high: tuple[float, float], step_low: float, step_high: float,
+                  contribution: str) -> None:
+    """ValueError unless these are settings that `balanced_bounds` can search with."""
+    check_name("BAPO contribution", contribution, BALANCE_CONTRIBUTIONS)
+    if not 0 < low[0] <= low[1] <= 1 <= high[0] <= high[1]:
+        raise ValueError(f"BAPO's bounds must be ordered 0 < low_start <= low_end <= 1 <= high_start <= high_end, got {low[0]}, {low[1]}, "
+                         f"{high[0]}, {high[1]}")
+    if not (0 < target < 1 and step_low > 0 and step_high > 0):
+        raise ValueError(f"BAPO's target must lie in (0, 1) and its steps above 0, got target={target}, low_step={step_low}, "
+                         f"high_step={step_high}")
 
 
 def balanced_bounds(ratio_N: Tensor, advantages_N: Tensor, target: float = 0.4, low: tuple[float, float] = (0.6, 0.9),
@@ -156,7 +182,8 @@ def balanced_bounds(ratio_N: Tensor, advantages_N: Tensor, target: float = 0.4, 
         else:
             lows += 1
         share = positive_share(ratio_N, advantages_N, low[0] + lows * step_low, high[0] + highs * step_high, contribution)
-    return BalancedBounds(low[0] + lows * step_low, high[0] + highs * step_high, start, share, lows + highs)
+    return BalancedBounds(low[0] + lows * step_low, high[0] + highs * step_high, start, share, lows + highs, lows == ends[0],
+                          highs == ends[1], share < target)
 
 
 def token_covariance(policy_logp_BT: Any, advantages_BT: Any, mask_BT: Any) -> Tensor:
@@ -173,17 +200,26 @@ def token_covariance(policy_logp_BT: Any, advantages_BT: Any, mask_BT: Any) -> T
     return (centred[0] * centred[1]).to(policy_logp_BT.dtype)
 
 
-def pick_within(cov_BT: Tensor, allowed_BT: Tensor, low: float, high: float, count: int, generator: torch.Generator) -> Tensor:
-    """Clip-Cov's choice: at most `count` of the allowed tokens with low < cov < high, at random. Bool [B, T]."""
+def covariance_metrics(cov_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """`cov/max` and `cov/mean` over the sampled tokens; nothing without any."""
+    cov_N = cov_BT[mask_BT]
+    return {"cov/max": float(cov_N.max()), "cov/mean": float(cov_N.mean())} if len(cov_N) else {}
+
+
+def pick_within(cov_BT: Tensor, allowed_BT: Tensor, low: float, high: float, count: int, noise_BT: Tensor) -> Tensor:
+    """Clip-Cov's choice: of the allowed tokens with low < cov < high the `count` of least `noise_BT`, all if there are fewer.
+    Bool [B, T]."""
     found_N2 = (allowed_BT & (cov_BT > low) & (cov_BT < high)).nonzero()
-    order_N = torch.randperm(len(found_N2), generator=generator)[:count].to(found_N2.device)
+    order_N = noise_BT.to(cov_BT.device)[found_N2[:, 0], found_N2[:, 1]].argsort()[:count]
     return _marked(allowed_BT, found_N2[order_N])
 
 
-def pick_top(cov_BT: Tensor, mask_BT: Tensor, count: int) -> Tensor:
-    """KL-Cov's choice: the `count` sampled tokens of the largest covariance. Bool [B, T]."""
+def pick_top(cov_BT: Tensor, mask_BT: Tensor, count: int, noise_BT: Tensor) -> Tensor:
+    """KL-Cov's choice: the `count` sampled tokens of the largest covariance; of equal ones, those of least `noise_BT`.
+    Bool [B, T]."""
     found_N2 = mask_BT.nonzero()
-    order_N = cov_BT[mask_BT].argsort(descending=True, stable=True)[:count]
+    found_N2 = found_N2[noise_BT.to(cov_BT.device)[found_N2[:, 0], found_N2[:, 1]].argsort()]
+    order_N = cov_BT[found_N2[:, 0], found_N2[:, 1]].argsort(descending=True, stable=True)[:count]
     return _marked(mask_BT, found_N2[order_N])
 
 

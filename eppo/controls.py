@@ -1,5 +1,5 @@
-"""Signals of the control arms: what moves a clip range when entropy does not. Random parts are functions of (seed, step, task),
-so they leave every other random stream alone and need no state of their own."""
+"""Signals of the control arms: what moves a clip range when entropy does not; and what methods read from recorded runs. Random
+parts are functions of (seed, step, task), so they leave every other random stream alone and need no state of their own."""
 
 from __future__ import annotations
 
@@ -76,21 +76,17 @@ def read_schedule(folder: str, tasks: Sequence[str], steps: int, seed: int) -> S
         tasks, steps, seed: of the run that is to use them.
 
     Raises:
-        ValueError: no run there, a method that does not pace, other tasks, another number of steps, an unfinished run, or the
-            same seed.
+        ValueError: no run there, a method that EPPO's pacer does not move (a baseline or a control arm), other tasks, another
+            number of steps, an unfinished run, or the same seed.
     """
     from eppo.algorithms import ALGORITHMS, EPPO
-    from eppo.records import read_run
+    from eppo.algorithms.arms import Arm
 
-    run = read_run(folder)
+    run, where = _run_of_tasks("schedule_from", folder, tasks)
     config = run.info["config"]
-    where = f"schedule_from {str(folder)!r}"
     cls = ALGORITHMS.get(config["method"])
-    if cls is None or not issubclass(cls, EPPO):
-        raise ValueError(f"{where} is a run of {config['method']!r}, which paces nothing; give a run of eppo")
-    if set(config["tasks"]) != set(tasks):
-        raise ValueError(f"{where} has the tasks {sorted(config['tasks'])}, this run has {sorted(tasks)}; they must be the "
-                         "same")
+    if cls is None or not issubclass(cls, EPPO) or issubclass(cls, Arm):
+        raise ValueError(f"{where} is a run of {config['method']!r}, in which EPPO's pacer set nothing; give a run of eppo")
     if config["seed"] == seed:
         raise ValueError(f"{where} has this run's seed, {seed}; a control needs the clip ranges of another seed")
     rows = run.steps[run.steps["step"] > 0]
@@ -99,6 +95,39 @@ def read_schedule(folder: str, tasks: Sequence[str], steps: int, seed: int) -> S
     eps = [{task: float(row[name]) for task in tasks if (name := f"pacer/{task}/eps") in row and row[name] == row[name]}
            for row in rows.sort_values("step").to_dict("records")]
     return Schedule(str(folder), config["seed"], tuple(eps))
+
+
+def read_references(folder: str, tasks: Sequence[str], batches: int) -> dict[str, float]:
+    """Per task, the token-weighted mean entropy in nats of the first `batches` batches of a recorded run.
+
+    Raises:
+        ValueError: no run there, other tasks, fewer batches than that, or weights that moved between them (optim.lr above 0).
+    """
+    run, where = _run_of_tasks("reference_from", folder, tasks)
+    rows = run.steps[run.steps["step"] > 0].sort_values("step").head(batches)
+    if len(rows) < batches:
+        raise ValueError(f"{where} has {len(rows)} batches, ref_batches asks for {batches}")
+    if batches > 1 and run.info["config"]["optim"]["lr"] > 0:
+        raise ValueError(f"{where} trained (optim.lr {run.info['config']['optim']['lr']:g}), so only its first batch is of the untouched "
+                         f"policy; make it again with optim.lr 0, or use ref_batches 1")
+    found = {}
+    for task in tasks:
+        tokens = rows[f"task/{task}/episodes"] * rows[f"task/{task}/sampled_tokens"]
+        known = rows[f"task/{task}/entropy"].notna()
+        if known.any():
+            found[task] = float((rows[f"task/{task}/entropy"] * tokens)[known].sum() / tokens[known].sum())
+    return found
+
+
+def _run_of_tasks(setting: str, folder: str, tasks: Sequence[str]) -> tuple[Any, str]:
+    """The run in `folder`, and how to speak of it; ValueError if its tasks are others."""
+    from eppo.records import read_run
+
+    run, where = read_run(folder), f"{setting} {str(folder)!r}"
+    if set(run.info["config"]["tasks"]) != set(tasks):
+        raise ValueError(f"{where} has the tasks {sorted(run.info['config']['tasks'])}, this run has {sorted(tasks)}; they must be the "
+                         "same")
+    return run, where
 
 
 def time_average(schedules: Sequence[Schedule]) -> dict[str, float]:

@@ -63,19 +63,23 @@ def _constants(like_BT: Tensor, mask_BT: Any, *values: tuple[Any, float]) -> tup
 
 
 def sequence_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: Any, mask_BT: Any, lo_BT: Any, hi_BT: Any,
-                       dual_clip: float | None = None) -> tuple[Tensor, ClipMasks]:
-    """`clipped_surrogate` with one ratio per sequence on each of its tokens (GSPO), the geometric mean of the token ratios.
+                       dual_clip: float | None = None, length_norm: bool = True) -> tuple[Tensor, ClipMasks]:
+    """`clipped_surrogate` with one ratio per sequence on each of its tokens: the geometric mean of the token ratios (GSPO), or,
+    without `length_norm`, their product (RLOO on sequences).
 
     With "seq_mean_token_mean" and one advantage per sequence, values and gradients are those of the loss on sequences; where
     the advantages differ within a sequence each token's own gradient carries its own advantage.
 
-    Source: arXiv 2507.18071, eq. 5 and 11-14 (the token form).
+    Source: arXiv 2507.18071, eq. 5 and 11-14 (the token form); 2402.14740 for whole sequences.
     """
     policy_logp_BT = torch.as_tensor(policy_logp_BT)
-    ratio_BT = sequence_ratio(policy_logp_BT, sampler_logp_BT, mask_BT)
+    ratio_BT = sequence_ratio(policy_logp_BT, sampler_logp_BT, mask_BT, length_norm)
     mask_BT = torch.as_tensor(mask_BT, dtype=torch.bool, device=ratio_BT.device)
     own_BT = policy_logp_BT.where(mask_BT, 0)
-    return ratio_surrogate(ratio_BT * (own_BT - own_BT.detach()).exp(), advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
+    unit_BT = own_BT - own_BT.detach()                      # 0, with the gradient of logp
+    if not length_norm:                                     # the reduction will divide by the sequence's tokens
+        unit_BT = unit_BT * mask_BT.sum(1, keepdim=True)
+    return ratio_surrogate(ratio_BT * unit_BT.exp(), advantages_BT, mask_BT, lo_BT, hi_BT, dual_clip)
 
 
 def bounded_gradient_surrogate(policy_logp_BT: Any, sampler_logp_BT: Any, advantages_BT: Any, mask_BT: Any, lo_BT: Any,

@@ -85,6 +85,9 @@ class EntropyPacer:
         h_floor: smallest reference, in nats per token; a task that needs it is out of the cohort and keeps eps0.
         n_min: fewest tokens with which a task counts as measured in a batch.
         trend_mode: "absolute" takes the EMA's rise in nats (eq. 10), "relative" as a share of the reference.
+        claim_prop1: the run claims the lower bound of Prop. 1, (1 - alpha) eps0 <= eps (eq. 13): settings under which it can fail
+            are refused. Otherwise they are a warning. The defaults keep it; alpha 0.2 of
+            Table 5 does not.
 
     Guarantees: eps_min <= eps <= min(eps_max, eps0 (1 + alpha tanh sqrt(K - 1))); |eps' - eps| <= |paced' - paced| +
     (1 + alpha) eps0 kappa |rise' - rise| between any two steps. The paper's Prop. 1 rests on eps_min >= (1 - alpha) eps0, and
@@ -107,6 +110,7 @@ class EntropyPacer:
     h_floor: float = 1e-3
     n_min: int = 1
     trend_mode: str = "absolute"
+    claim_prop1: bool = False
     steps: int = field(default=0, init=False)
     tracks: dict[str, Track] = field(default_factory=dict, init=False, repr=False)
     readings: dict[str, Reading] = field(default_factory=dict, init=False, repr=False)
@@ -132,6 +136,29 @@ class EntropyPacer:
             raise ValueError(f"ddof must be 0 (population std) or 1 (sample std), got {self.ddof}")
         if not self.h_floor > 0:
             raise ValueError(f"h_floor must be above 0 nats, got {self.h_floor}")
+        if self.claim_prop1 and (problem := self._prop1_problem()):
+            raise ValueError(f"claim_prop1 contradicts the other settings: {problem}; raise eps_min or leave the claim out")
+
+    def _prop1_problem(self) -> str:
+        """Why eq. 13 can fail, or "". Without the trend the paced value itself keeps the bound."""
+        bound = (1 - self.alpha) * self.eps0
+        if not self.kappa or self.eps_min >= bound or math.isclose(self.eps_min, bound):
+            return ""
+        return (f"eps_min = {self.eps_min:g} is below (1 - alpha) eps0 = {bound:g}, so the lower bound of Prop. 1 (eq. 13) does not "
+                "hold while entropy rises")
+
+    def set_references(self, references: Mapping[str, float]) -> None:
+        """Reference entropies in nats per token from elsewhere, before the first batch; they take the place of H_i(0).
+
+        Raises:
+            ValueError: one that is not finite or is negative, or a task that has been observed already; nothing is changed.
+        """
+        for task, value in references.items():
+            if not (math.isfinite(value) and value >= 0) or task in self.tracks:
+                raise ValueError(f"task {task!r}: a reference must be finite and not negative, and come before the first batch, got "
+                                 f"{value}")
+        self.tracks |= {task: Track(reference=max(value, self.h_floor), floored=value < self.h_floor)
+                        for task, value in references.items()}
 
     def observe(self, entropies: Mapping[str, tuple[float, float] | TaskStats]) -> dict[str, Reading]:
         """The readings of every task ever seen, by name in sorted order, after this batch.
@@ -163,18 +190,19 @@ class EntropyPacer:
         if track.batches <= self.ref_batches:
             track.entropy_sum += entropy_sum
             track.tokens += tokens
-        if track.batches == self.ref_batches:
+        if track.batches == self.ref_batches and track.reference is None:
             mean = track.entropy_sum / track.tokens
             track.reference, track.floored = max(mean, self.h_floor), mean < self.h_floor
         return 0.0 if before is None else track.ema - before
 
     def _cohort(self) -> dict[str, Track]:
-        """Tasks with a usable reference, measured in this batch or not (eq. 8 runs over all of them)."""
-        return {task: track for task, track in self.tracks.items() if track.reference is not None and not track.floored}
+        """Tasks with a usable reference that have been measured, in this batch or not (eq. 8 runs over all of them)."""
+        return {task: track for task, track in self.tracks.items()
+                if track.reference is not None and track.ema is not None and not track.floored}
 
     @staticmethod
     def _ratio(track: Track) -> float:
-        return NAN if track.reference is None else track.ema / track.reference
+        return NAN if track.reference is None or track.ema is None else track.ema / track.reference
 
     def _reading(self, track: Track, pair: tuple[float, float] | None, delta: float | None, z: float | None) -> Reading:
         """`z` is None outside the cohort: the task keeps eps0, without trend."""
@@ -204,9 +232,8 @@ class EntropyPacer:
             if self.tracks[task].floored:
                 texts.append(f"EPPO: the reference entropy of task {task!r} is below h_floor = {self.h_floor:g} nats; the task "
                              f"keeps eps0 and is out of the cohort.")
-        if self.kappa and self.eps_min < (1 - self.alpha) * self.eps0:
-            texts.append(f"EPPO: eps_min = {self.eps_min:g} is below (1 - alpha) eps0 = {(1 - self.alpha) * self.eps0:g}, so "
-                         f"the lower bound of Prop. 1 (eq. 13) does not hold while entropy rises.")
+        if self.alpha and (problem := self._prop1_problem()):   # without pacing the bound would be eps0 itself: nobody claims it
+            texts.append(f"EPPO: {problem}.")
         return texts
 
     def metrics(self) -> dict[str, float]:

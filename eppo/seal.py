@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from eppo.noise import own_noise
+
+LEVELS, ZERO_ADVANTAGES = ("token", "trajectory"), ("positive", "mask")
 
 
 class SealHead(nn.Module):
@@ -29,30 +32,57 @@ def make_head(width: int, layers: int, dropout: float, seed: int) -> SealHead:
         return SealHead(width, layers, dropout)
 
 
-@contextmanager
-def own_noise(device: torch.device, seed: int) -> Iterator[None]:
-    """Random numbers from `seed` inside, on `device` too; the global random state is as before afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+def separation(head: nn.Module, hidden_BTD: Tensor, credit_BT: Tensor, success_B: Sequence[bool], mask_BT: Tensor, seeds_B: Sequence[int],
+               level: str = "token", zero_adv: str = "positive") -> tuple[Tensor, dict[str, float], int]:
+    """SEAL's loss per token, 0 where it has none; `separation_metrics` of the tokens that have one, and their number.
+
+    Args:
+        credit_BT: advantages before task normalisation. "token": a token is good where its credit is at least 0, as in the released
+            code; "trajectory": an episode is good if it succeeded, as in the paper's text.
+        seeds_B: of each episode's dropout.
+        zero_adv: "positive" counts a credit of 0 as good; "mask" leaves such tokens out.
+    """
+    separate = token_separation if level == "token" else trajectory_separation
+    labels_BT = credit_BT >= 0 if level == "token" else torch.tensor(success_B)[:, None].expand_as(credit_BT)
+    loss_BT, logits_BT = separate(head, hidden_BTD, labels_BT.double(), mask_BT, seeds_B)
+    if zero_adv == "mask":
+        mask_BT = mask_BT & (credit_BT != 0)
+        loss_BT = loss_BT.where(mask_BT.to(loss_BT.device), 0)
+    where_BT, count = mask_BT.to(loss_BT.device), int(mask_BT.sum())
+    found = separation_metrics(logits_BT[where_BT], labels_BT[mask_BT], hidden_BTD[where_BT]) if count else {}
+    return loss_BT, found, count
 
 
-def token_separation(head: nn.Module, hidden_BTD: Tensor, labels_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy and logit per token, 0 where masked. labels_BT is 1 for good tokens and 0 for bad ones."""
+def token_separation(head: nn.Module, hidden_BTD: Tensor, labels_BT: Tensor, mask_BT: Tensor,
+                     seeds_B: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy and logit per token, 0 where masked. labels_BT is 1 for good tokens and 0 for bad ones.
+
+    Args:
+        seeds_B: of each episode's dropout, so that what is dropped does not depend on the micro-batch.
+    """
     mask_BT = mask_BT.to(hidden_BTD.device)
-    logits_N = head(hidden_BTD[mask_BT])
+    logits_N = _logits(head, [hidden_TD[mask_T] for hidden_TD, mask_T in zip(hidden_BTD, mask_BT)], seeds_B)
     losses_N = F.binary_cross_entropy_with_logits(logits_N, labels_BT.to(logits_N)[mask_BT], reduction="none")
     return _spread(losses_N, mask_BT), _spread(logits_N, mask_BT)
 
 
-def trajectory_separation(head: nn.Module, hidden_BTD: Tensor, labels_B: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The same on each episode's mean hidden state over its sampled tokens; its loss and logit stand on each of these
-    tokens."""
+def trajectory_separation(head: nn.Module, hidden_BTD: Tensor, labels_BT: Tensor, mask_BT: Tensor,
+                          seeds_B: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The same on each episode's mean hidden state over its sampled tokens, with its first token's label; its loss and logit
+    stand on each of these tokens."""
     mask_BT = mask_BT.to(hidden_BTD.device)
-    means_BD = mean_states(hidden_BTD, mask_BT)
-    logits_B = head(means_BD)
-    losses_B = F.binary_cross_entropy_with_logits(logits_B, labels_B.to(logits_B), reduction="none")
+    logits_B = _logits(head, list(mean_states(hidden_BTD, mask_BT)[:, None]), seeds_B)
+    losses_B = F.binary_cross_entropy_with_logits(logits_B, labels_BT[:, 0].to(logits_B), reduction="none")
     return losses_B[:, None].where(mask_BT, 0), logits_B[:, None].where(mask_BT, 0)
+
+
+def _logits(head: nn.Module, states: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
+    """The head's logits on each of `states`, each with dropout of its own seed; one after the other."""
+    found = []
+    for states_ND, seed in zip(states, seeds):
+        with own_noise(states_ND.device, seed):
+            found.append(head(states_ND))
+    return torch.cat(found)
 
 
 def mean_states(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:

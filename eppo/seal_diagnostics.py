@@ -22,29 +22,32 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_LAYOUT = re.compile(r"</?tool_call>|<\|[^|<>]*\|>")         # what a chat template writes around a response
 _CLICK = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 BUTTONS = ("search", "back to search", "< prev", "next >", "description", "features", "reviews", "attributes", "buy now")
 
 
 def sentence_duplication(text: str) -> float:
     """Share of a response's sentences that occur more than once in it; 0 for none. Sentences end at . ! ? or a line break;
-    case and outer spaces do not count. Source: appendix B (Fig. 11)."""
-    sentences = [folded for part in _SENTENCE_END.split(text) if (folded := part.strip().lower())]
+    case, outer spaces and the template's tags do not count. Source: section 3.3 and appendix B.5 (Fig. 6, 11)."""
+    sentences = [folded for part in _SENTENCE_END.split(_LAYOUT.sub("\n", text)) if (folded := part.strip().lower())]
     counts = Counter(sentences)
     return sum(counts[sentence] > 1 for sentence in sentences) / len(sentences) if sentences else 0.0
 
 
 def duplication_over_time(rows: Iterable[Mapping[str, Any]], tokenizer: Any) -> "pd.DataFrame":
-    """Mean sentence duplication of what the policy wrote, by step and task: columns step, task, duplication, episodes."""
-    return _by_step([{"step": row["step"], "task": row["task"],
-                      "duplication": sentence_duplication("\n".join(text for _, text in turns_of(row, tokenizer)))}
-                     for row in rows])
+    """Sentence duplication within a response (a turn), averaged over an episode's, by step and task: columns step, task, duplication,
+    episodes. Episodes without a turn are left out."""
+    shares = [(row, [sentence_duplication(text) for _, text in turns_of(row, tokenizer)]) for row in rows]
+    return _by_step([{"step": row["step"], "task": row["task"], "duplication": sum(found) / len(found)} for row, found in shares if found],
+                    "duplication")
 
 
 def format_errors(episodes: "pd.DataFrame") -> "pd.DataFrame":
     """By step and task: format_errors, the rejected calls per turn, and format_error_frac, the episodes with any."""
     return _by_step([{"step": row["step"], "task": row["task"], "format_errors": row["invalid_calls"] / max(row["turns"], 1),
-                      "format_error_frac": float(row["invalid_calls"] > 0)} for row in episodes.to_dict("records")])
+                      "format_error_frac": float(row["invalid_calls"] > 0)} for row in episodes.to_dict("records")],
+                    "format_errors", "format_error_frac")
 
 
 def valid_log_probability(rows: Iterable[Mapping[str, Any]], episodes: "pd.DataFrame") -> "pd.DataFrame":
@@ -57,7 +60,7 @@ def valid_log_probability(rows: Iterable[Mapping[str, Any]], episodes: "pd.DataF
         if logps and (row["step"], row["group"], row["seed"]) in valid:
             found.append({"step": row["step"], "task": row["task"], "logp": sum(logps),
                           "logp_per_token": sum(logps) / len(logps)})
-    return _by_step(found)
+    return _by_step(found, "logp", "logp_per_token")
 
 
 def off_page_clicks(rows: Iterable[Mapping[str, Any]], tokenizer: Any) -> "pd.DataFrame":
@@ -69,13 +72,13 @@ def off_page_clicks(rows: Iterable[Mapping[str, Any]], tokenizer: Any) -> "pd.Da
         if clicks:
             found.append({"step": row["step"], "task": row["task"],
                           "off_page_frac": sum(is_off_page(value, page) for page, value in clicks) / len(clicks)})
-    return _by_step(found)
+    return _by_step(found, "off_page_frac")
 
 
 def is_off_page(value: str, page: str) -> bool:
-    """Whether a clicked value is neither a button nor in the page's text; case and runs of spaces do not count."""
+    """Whether a clicked value is neither a button nor, as whole words, in the page's text; case and runs of spaces do not count."""
     value, page = (" ".join(text.lower().split()) for text in (value, page))
-    return value not in BUTTONS and value not in page
+    return value not in BUTTONS and not (value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", page))
 
 
 def clicked_values(text: str) -> list[str]:
@@ -155,11 +158,11 @@ def interference_slope(interference_N: Any, advantages_N: Any) -> dict[str, floa
     return {"slope": float(x @ y / (x @ x)), "correlation": correlation}
 
 
-def _by_step(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Means by step and task, with the number of episodes."""
+def _by_step(rows: Sequence[Mapping[str, Any]], *columns: str) -> "pd.DataFrame":
+    """Means of `columns` by step and task, with the number of episodes."""
     import pandas as pd
 
     if not rows:
-        return pd.DataFrame(columns=["step", "task", "episodes"])
+        return pd.DataFrame(columns=["step", "task", *columns, "episodes"])
     groups = pd.DataFrame(rows).groupby(["step", "task"], sort=True)
     return groups.mean().assign(episodes=groups.size()).reset_index()

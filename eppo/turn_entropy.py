@@ -66,6 +66,13 @@ class TurnEntropyHistory:
                     known[number][0] += total / tokens
                     known[number][1] += 1
 
+    def state_dict(self) -> dict[str, Any]:
+        """The history as JSON values."""
+        return {task: [list(pair) for pair in turns] for task, turns in sorted(self.sums.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sums = {task: [list(pair) for pair in turns] for task, turns in state.items()}
+
 
 def entropy_band(batch: Batch, means: Mapping[str, list[float]], low: float, high: float) -> tuple[Tensor, Tensor]:
     """Per sampled token, low and high times the historical mean of its task's turn; -inf and inf where there is none."""
@@ -76,8 +83,3 @@ def entropy_band(batch: Batch, means: Mapping[str, list[float]], low: float, hig
             if mean == mean:
                 lo_BT[row, turn.start:turn.stop], hi_BT[row, turn.start:turn.stop] = low * mean, high * mean
     return lo_BT, hi_BT
-
-
-def state_of(history: TurnEntropyHistory) -> dict[str, Any]:
-    """The history as JSON values."""
-    return {task: [list(pair) for pair in turns] for task, turns in sorted(history.sums.items())}

@@ -1,6 +1,7 @@
 """Batches, steps and tiny runs for tests of methods."""
 
 import math
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,8 +10,12 @@ import torch
 import toy_env
 from models import tiny_model, tiny_tokenizer
 
-from eppo.algorithms import ALGORITHMS, Forward, get_algorithm
+from eppo.algorithms import ALGORITHMS, AgentRL, Forward, get_algorithm
+from eppo.batching import to_batch
 from eppo.config import load_recipe
+from eppo.controls import Schedule
+from eppo.learner import Learner, mean_metrics
+from eppo.measure import task_stats
 from eppo.records import read_run
 from eppo.trainer import train
 from eppo.types import Batch, TaskStats, Trajectory, Turn
@@ -18,9 +23,10 @@ from eppo.types import Batch, TaskStats, Trajectory, Turn
 TASKS = ("db", "kg", "os")
 NAN = math.nan
 SCHEDULED = ("c1_per_task", "c4_yoked")
-NAMES = tuple(name for name in ALGORITHMS if name not in SCHEDULED)
-STILL = {"seal": {"dropout": 0.0}, "gigpo_seal": {"dropout": 0.0}, "clip_cov": {"frac": 1.0, "cov_low": 0.01},
-         "kl_cov": {"frac": 0.1}}
+NAMES = tuple(ALGORITHMS)
+# The published shares and ranges of Clip-Cov and KL-Cov choose next to nothing from a batch this small.
+CHOOSING = {"clip_cov": {"frac": 0.1, "cov_low": 0.01}, "kl_cov": {"frac": 0.1}}
+RECORDED = Schedule("recorded", 9, ({"db": .15, "kg": .22, "os": .26}, {"db": .3, "kg": .2, "os": .17}) * 8)
 STEPS = ({"db": 1.0, "kg": 0.5, "os": 2.0}, {"db": 0.6, "kg": 0.5, "os": 2.4}, {"db": 0.4, "kg": 0.6, "os": 2.0})
 MODEL = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=8)),
                         device=torch.device("cpu"))
@@ -61,8 +67,12 @@ def stats(entropies, tokens=10, **fields):
 
 
 def begun(name, **settings):
-    """The method as a run would begin it."""
-    method = get_algorithm(name, **STILL.get(name, {}) | settings)
+    """The method as a run would begin it; an arm that replays a schedule gets RECORDED."""
+    if name in SCHEDULED:
+        method = get_algorithm(name, **{"schedule_from": "recorded"} | settings)
+        method.schedules = (RECORDED,)
+        return method
+    method = get_algorithm(name, **CHOOSING.get(name, {}) | settings)
     method.begin(MODEL, TASKS, 3, 0)
     if getattr(method, "head", None) is not None:
         method.head.double()
@@ -117,6 +127,53 @@ def common(name, **settings):
     return begun(name, **{"kl_coef": 0.0, "task_norm": False, "dual_clip": 3.0} | settings)
 
 
+# ---- steps of a learner on episodes that nobody played ------------------------------------------------------------------
+def episodes(seed=0, groups=2, size=4, tasks=("toy_coin", "toy_dice")):
+    """Episodes of random tokens, two turns each, `groups` of `size` a task; some rewards differ within every group."""
+    rng, made = random.Random(seed), []
+    for task in tasks:
+        for number in range(groups * size):
+            start, first, gap, second = rng.randrange(3, 8), rng.randrange(2, 12), rng.randrange(1, 5), rng.randrange(2, 9)
+            mask = [0] * start + [1] * first + [0] * gap + [1] * second
+            turns = [Turn(start, start + first, "start"), Turn(len(mask) - second, len(mask), f"page {rng.randrange(2)}")]
+            reward = float(number % size == 0 or rng.random() < 0.4) * float(number % size != 1)
+            made.append(Trajectory([rng.randrange(300) for _ in mask], mask, [-rng.random() * 6 * bit for bit in mask],
+                                   [0 if bit else -1 for bit in mask], turns, reward, reward, None, reward == 1.0, "completed", task,
+                                   f"i{number // size}", f"{task}/{seed}/{number // size}", rng.randrange(2**40)))
+    return made
+
+
+def learner_of(name, micro_batch_tokens=10**6, **settings):
+    """A learner in float64 on a tiny model."""
+    config = load_recipe("micro", tasks=["toy_coin", "toy_dice"], **{"optim.micro_batch_tokens": micro_batch_tokens, "optim.lr": 1e-3})
+    method = get_algorithm(name, **{"schedule_from": "recorded"} if name in SCHEDULED else {}, **CHOOSING.get(name, {}) | settings)
+    if name in SCHEDULED:
+        method.begin = lambda *run: AgentRL.begin(method, *run)
+        method.schedules = (replace(RECORDED, eps=tuple({"toy_coin": one["db"], "toy_dice": one["os"]} for one in RECORDED.eps)),)
+    learner = Learner(tiny_model(scale=1.5).double(), method, config)
+    if getattr(method, "head", None) is not None:
+        method.head.double()
+    return learner
+
+
+def take_steps(learner, batches, epochs=2, padding=0):
+    """Optimiser steps on rollout batches as the trainer takes them; the metrics of each rollout batch and the final weights."""
+    clipped, records = {}, []
+    for rows in batches:
+        batch = to_batch(rows, learner.config.tasks)
+        if padding:
+            wide = {name: torch.nn.functional.pad(getattr(batch, name), (0, padding)) for name in ("ids_BT", "mask_BT", "sampler_logp_BT")}
+            batch = replace(batch, **wide)
+        learner.score(batch)
+        batch.advantages_BT = learner.algorithm.advantages(batch)
+        eps = learner.algorithm.pace(task_stats(batch, clipped))
+        updates = [learner.update(batch, eps) for _ in range(epochs)]
+        metrics = mean_metrics(updates) | learner.algorithm.metrics()
+        clipped = {task: (metrics[f"task/{task}/clip_high_frac"], metrics[f"task/{task}/clip_low_frac"]) for task in learner.config.tasks}
+        records.append(metrics)
+    return records, torch.cat([value.detach().flatten().double() for value in learner.parameters])
+
+
 # ---- runs ---------------------------------------------------------------------------------------------------------------
 TINY = {"steps": 3, "rollout.prompts_per_task": 1, "rollout.group_size": 5, "rollout.max_tokens": 96,
         "rollout.max_turn_tokens": 12,
@@ -134,8 +191,8 @@ def start_folder(tmp_path_factory):
 
 
 def smoke_run(start, out, name, seed=0, **changes):
-    """Three steps of ten episodes on toy tasks; the record."""
-    settings = {f"algorithm.{key}": value for key, value in changes.items() if "." not in key}
+    """Three steps of ten episodes on toy tasks; the record. `changes`: the method's settings, and keys of the recipe."""
+    settings = {key if "." in key or key in TINY else f"algorithm.{key}": value for key, value in changes.items()}
     list(train(load_recipe("micro", method=name, tasks=list(toy_env.GAMBLES), seed=seed, out=str(out),
                            **{"model.path": str(start), **TINY, **settings})))
     return read_run(out)

@@ -77,7 +77,7 @@ def test_names_and_defaults():
     common = dict(dual_clip=3.0, kl_coef=1e-4, kl_kind="k3", reduction="token_mean", max_tokens=None, advantage="grpo", ddof=1,
                   mask_zero_variance_groups=False, gradient_cosines=False)
     paced = dict(eps0=0.2, beta=0.95, eps_min=0.15, eps_max=0.30, sigma_floor=0.0, ref_batches=1, warmup_steps=0, z_ddof=0,
-                 h_floor=1e-3, n_min=1, entropy_unit="token")
+                 h_floor=1e-3, n_min=1, claim_prop1=False, entropy_unit="token", entropy_lag=0, reference_from=None)
     trend = dict(kappa=1.0, trend_mode="absolute")
     fixed = dict(clip_low=0.2, clip_high=0.2)
     assert get_algorithm("grpo").settings == common | fixed | dict(task_norm=False)

@@ -1,26 +1,20 @@
-"""The control arms: what each does to the clip ranges, own random streams, schedules from records, and SEAL's diagnostics."""
+"""The control arms: what each does to the clip ranges, own random streams, schedules from records."""
 
 import json
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from method_batches import (MODEL, NAMES, STEPS, TASKS, begun, loss_and_gradients, make_batch, parts_of, same, smoke_run,
+from method_batches import (MODEL, NAMES, SCHEDULED, STEPS, TASKS, begun, loss_and_gradients, make_batch, parts_of, same, smoke_run,
                             start_folder, stats)
-from models import tiny_model
 
 from eppo.algorithms import ALGORITHMS, get_algorithm
 from eppo.controls import Schedule, TaskEMA, autoregressive, derangement, read_schedule, shuffled, time_average
 from eppo.pacer import standardise
-from eppo.seal_diagnostics import (clicked_values, duplication_over_time, format_errors, gradient_interference,
-                                   interference_slope,
-                                   is_off_page, off_page_clicks, sentence_duplication, state_similarity, trajectory_gradients,
-                                   trajectory_states, valid_log_probability)
 from eppo.types import TaskStats
 
-ARMS = tuple(name for name in NAMES if name[0] == "c" and name[1].isdigit())
+ARMS = tuple(name for name in NAMES if name[0] == "c" and name[1].isdigit() and name not in SCHEDULED)
 
 
 def paced(name, steps=STEPS, **settings):
@@ -173,6 +167,12 @@ def test_c10_without_reference_and_without_cohort():
                                    {"db": .98, "kg": 1., "os": 1.01}.items()})
 
 
+    floored = begun("c10_level", mode="fixed_scale", h_floor=0.9)
+    for step in STEPS:
+        eps = floored.pace(stats(step))
+    assert eps["kg"] == .2 and eps["os"] > .2               # kg's reference, 0.5 nats, is below the floor: out, as in eppo
+
+
 def test_c11_moves_weights_or_bonuses_and_no_clip():
     batch = make_batch()
     method = begun("c11_weights")
@@ -264,7 +264,7 @@ def test_schedules_that_do_not_match_are_refused(start, source, tmp_path):
     with pytest.raises(ValueError, match="no run in"):
         read_schedule(str(tmp_path), tasks, 3, 0)
     baseline = smoke_run(start, tmp_path / "agentrl", "agentrl", seed=7)
-    with pytest.raises(ValueError, match="'agentrl', which paces nothing"):
+    with pytest.raises(ValueError, match="'agentrl', in which EPPO's pacer set nothing"):
         read_schedule(str(baseline.path), tasks, 3, 0)
     with pytest.raises(ValueError, match="this run has 2; they must be the same"):
         get_algorithm("c4_yoked", schedule_from=str(source.path)).begin(MODEL, tasks, 2, 0)
@@ -277,80 +277,3 @@ def test_averages_leave_out_what_is_missing():
 
 def test_eleven_arms_need_no_record_and_two_do():
     assert len(ARMS) == 11 and {"c1_per_task", "c4_yoked"} == {name for name in ALGORITHMS if name[1].isdigit()} - set(ARMS)
-
-
-# ---- SEAL's diagnostics -------------------------------------------------------------------------------------------------
-class Letters:
-    """A tokenizer of one letter per token."""
-
-    @staticmethod
-    def decode(ids):
-        return "".join(map(chr, ids))
-
-
-def row(page, turn, step=1, logp=-0.5, seed=0, task="webshop"):
-    text = page + turn
-    return {"step": step, "task": task, "group": "g", "seed": seed, "ids": [ord(letter) for letter in text],
-            "mask": [0] * len(page) + [1] * len(turn), "sampler_logp": [0.0] * len(page) + [logp] * len(turn),
-            "turns": [[len(page), len(text), "stop"]]}
-
-
-def test_sentence_duplication():
-    assert sentence_duplication("I search. I click. i search.  Done!") == 0.5
-    assert sentence_duplication("One. Two.") == 0.0 and sentence_duplication("") == 0.0
-    assert sentence_duplication("a\na\na") == 1.0
-    frame = duplication_over_time([row("page", "Go. Go."), row("page", "Go. Stop.", step=2), row("p", "x", step=2)], Letters())
-    assert frame.to_dict("records") == [{"step": 1, "task": "webshop", "duplication": 1.0, "episodes": 1},
-                                        {"step": 2, "task": "webshop", "duplication": 0.0, "episodes": 2}]
-
-
-def test_format_errors_and_log_probability_of_valid_episodes():
-    episodes = pd.DataFrame([{"step": 1, "task": "webshop", "group": "g", "seed": seed, "invalid_calls": bad, "turns": 4}
-                             for seed, bad in ((0, 0), (1, 2))])
-    assert format_errors(episodes).to_dict("records") == [{"step": 1, "task": "webshop", "format_errors": 0.25,
-                                                           "format_error_frac": 0.5,
-                                                          "episodes": 2}]
-    frame = valid_log_probability([row("p", "four", logp=-.5), row("p", "four", logp=-9., seed=1)], episodes)
-    assert frame.to_dict("records") == [{"step": 1, "task": "webshop", "logp": -2.0, "logp_per_token": -.5, "episodes": 1}]
-    assert valid_log_probability([], episodes).empty
-
-
-def test_clicks_that_are_not_on_the_page():
-    call = '<tool_call>\n{"name": "click_action", "arguments": {"value": "%s"}}\n</tool_call>'
-    assert clicked_values("so " + call % "B01" + call % "red" + "<tool_call>{bad}</tool_call>") == ["B01", "red"]
-    assert clicked_values('<tool_call>{"name": "search_action", "arguments": {"keywords": "red"}}</tool_call>') == []
-    assert not is_off_page("Buy  Now", "") and not is_off_page("RED", "color: red, blue") and is_off_page("green", "color: red")
-    frame = off_page_clicks([row("page with B01", call % "B01" + call % "B99"), row("page", "no click")], Letters())
-    assert frame.to_dict("records") == [{"step": 1, "task": "webshop", "off_page_frac": 0.5, "episodes": 1}]
-
-
-def test_state_similarity():
-    found = state_similarity([[1., 0.], [2., 0.], [0., 1.], [0., 3.]], [True, True, False, False])
-    assert found == {"correct": 1.0, "wrong": 1.0, "between": 0.0}
-    assert math.isnan(state_similarity([[1., 0.]], [True])["correct"])
-
-
-def test_gradient_interference():
-    gradients = torch.tensor([[1., 0.], [1., 0.], [-1., 1.]])
-    assert gradient_interference(gradients).tolist() == pytest.approx([1 / 3, 1 / 3, 0.])
-    assert gradient_interference(gradients, normalise=True)[0] == pytest.approx((2 - .5**.5) / 3)
-    assert interference_slope([3., 1., -1.], [-1., 0., 1.]) == pytest.approx({"slope": -2, "correlation": -1})
-    assert math.isnan(interference_slope([1., 2.], [1., 1.])["slope"])
-
-
-def test_states_and_gradients_of_a_model():
-    batch, model = make_batch(groups=1, size=2, tasks=("db",)), tiny_model()
-    batch.ids_BT.copy_(torch.randint(0, 300, batch.ids_BT.shape, generator=torch.Generator().manual_seed(0)))
-    states_BD = trajectory_states(model, batch)
-    hidden = model.base_model(input_ids=batch.ids_BT).last_hidden_state
-    assert torch.allclose(states_BD[1], hidden[1][batch.mask_BT[1]].mean(0), atol=1e-5)
-    gradients_BP = trajectory_gradients(model, batch)
-    step, h = gradients_BP[0] / gradients_BP[0].norm(), 1e-3
-    with torch.no_grad():
-        def total(sign):
-            for parameter, piece in zip(model.parameters(), step.split([p.numel() for p in model.parameters()])):
-                parameter += sign * h * piece.view_as(parameter)
-            logits = model(input_ids=batch.ids_BT[:1]).logits[0, :-1].double().log_softmax(-1)
-            return float(logits.gather(1, batch.ids_BT[0, 1:, None])[:, 0][batch.mask_BT[0, 1:]].sum())
-        up, down = total(1), total(-2)
-    assert (up - down) / (2 * h) == pytest.approx(float(gradients_BP[0].norm()), rel=0.02)

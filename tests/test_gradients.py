@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from method_batches import NAMES, begun
 
 from eppo.algorithms import get_algorithm
 from eppo.gradients import (apply, cagrad_coefficients, cagrad_weights, cosine_metrics, gram_matrix, pcgrad_coefficients,
@@ -142,10 +143,11 @@ def test_hooks_log_and_draw_orders_of_their_own():
         get_algorithm("cagrad", c=1.0)
 
 
-def test_cosines_on_request_for_any_method():
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("pcgrad", "cagrad")])
+def test_cosines_on_request_for_any_method(name):
     gradients = random_gradients(2)
-    method = get_algorithm("eppo", gradient_cosines=True)
-    assert "per_task_grad" in method.needs and "per_task_grad" not in get_algorithm("eppo").needs
+    method = begun(name, gradient_cosines=True)
+    assert "per_task_grad" in method.needs and "per_task_grad" not in begun(name).needs
     assert torch.equal(method.combine(gradients), sum(gradients.values()))
     assert method.metrics()["gradient/t0/t1/cosine"] == pytest.approx(
         float(torch.nn.functional.cosine_similarity(gradients["t0"], gradients["t1"], dim=0)))

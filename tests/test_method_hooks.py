@@ -118,7 +118,7 @@ def test_epo_band_follows_the_history_of_its_turn():
 
 def test_seal_separates_by_the_sign_before_task_normalisation():
     rewards = [1, 0, 0, 0] + [0, 0, 0, 0] * 5
-    batch, method = make_batch(rewards=rewards), begun("seal", task_norm=True, kl_coef=0.0)
+    batch, method = make_batch(rewards=rewards), begun("seal", task_norm=True, kl_coef=0.0, dropout=0.0)
     batch = replace(batch, advantages_BT=method.advantages(batch))
     assert (batch.advantages_BT[:8][batch.mask_BT[:8]] != 0).all()      # normalised: the all-fail group has an advantage
     tensors = forward_of(batch)

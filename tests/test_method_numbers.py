@@ -24,17 +24,20 @@ def test_bapo_shares(mode, shares):
 
 def test_bapo_search():
     found = balanced_bounds(RATIO, SIGNS, 0.4)
-    assert (found.lo, found.hi, found.steps) == (0.6, 1.2, 0)
+    assert (found.lo, found.hi, found.search_steps) == (0.6, 1.2, 0)
     missed = balanced_bounds(RATIO, SIGNS, 0.55)
-    assert (missed.lo, missed.hi) == pytest.approx((0.9, 3.0)) and missed.steps == 51
-    assert missed.share == pytest.approx(.4722, abs=5e-5) and missed.start_share == pytest.approx(.5167, abs=5e-5)
+    assert (missed.lo, missed.hi) == pytest.approx((0.9, 3.0)) and missed.search_steps == 51
+    assert missed.share == pytest.approx(.4722, abs=5e-5) and missed.share_start == pytest.approx(.5167, abs=5e-5)
     upper = balanced_bounds(RATIO, SIGNS, 0.53)
-    assert upper.lo == 0.6 and upper.hi == pytest.approx(1.4) and upper.steps == 4 and upper.share >= 0.53
+    assert upper.lo == 0.6 and upper.hi == pytest.approx(1.4) and upper.search_steps == 4 and upper.share >= 0.53
     lower = balanced_bounds(RATIO, SIGNS, 0.4, low=(0.6, 0.6))
-    assert (lower.lo, lower.hi, lower.steps) == (0.6, 1.2, 0)
-    assert balanced_bounds(RATIO, SIGNS.abs(), 0.4).share == 1.0 and balanced_bounds(RATIO, SIGNS.abs(), 0.4).steps == 0
+    assert (lower.lo, lower.hi, lower.search_steps) == (0.6, 1.2, 0)
+    assert balanced_bounds(RATIO, SIGNS.abs(), 0.4).share == 1.0 and balanced_bounds(RATIO, SIGNS.abs(), 0.4).search_steps == 0
     none = balanced_bounds(RATIO, torch.zeros_like(SIGNS), 0.4)
-    assert math.isnan(none.share) and none.steps == 0
+    assert math.isnan(none.share) and none.search_steps == 0 and not none.missed_frac
+    ends = [(one.lo_end_frac, one.hi_end_frac) for one in (found, missed, upper)]
+    assert ends == [(False, False), (True, True), (False, False)]
+    assert missed.missed_frac and not upper.missed_frac
 
 
 @pytest.mark.parametrize("q, lo, hi", [(1, .800, 1.171), (.9, .769, 1.187), (.5, .5, 1.306), (.1, .5, 2.0), (.01, .5, 5.0),
@@ -112,7 +115,9 @@ def test_covariance_picks():
     advantages = torch.tensor([[1.], [-1.]], dtype=torch.float64)
     cov = token_covariance(logp, advantages, mask)                      # means: -2 and 0.2
     assert cov[mask].tolist() == pytest.approx([.8, 0, -.8, -2.4, 2.4]) and not cov[~mask].any()
-    assert pick_top(cov, mask, 2).nonzero().tolist() == [[0, 0], [1, 1]]
-    found = pick_within(cov, mask, 0.5, 3.0, 1, torch.Generator().manual_seed(0))
-    assert found.sum() == 1 and bool((found & (cov > 0.5)).any())
-    assert not pick_within(cov, mask, 5.0, 9.0, 3, torch.Generator()).any()
+    noise = torch.tensor([[.9, .1, .5, 0.], [.2, .3, 0., 0.]], dtype=torch.float64)
+    assert pick_top(cov, mask, 2, noise).nonzero().tolist() == [[0, 0], [1, 1]]
+    assert pick_top(torch.ones_like(cov), mask, 2, noise).nonzero().tolist() == [[0, 1], [1, 0]]        # ties: the least noise
+    assert pick_within(cov, mask, 0.5, 3.0, 1, noise).nonzero().tolist() == [[1, 1]]
+    assert pick_within(cov, mask, 0.5, 3.0, 9, noise).nonzero().tolist() == [[0, 0], [1, 1]]
+    assert not pick_within(cov, mask, 5.0, 9.0, 3, noise).any()

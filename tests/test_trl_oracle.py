@@ -8,6 +8,7 @@ gradients equal to 1e-6 relative in float64. Where TRL defines something else, a
     delta                                   dual_clip (equal for A < 0; for A > 0 without effect while delta > 1 + epsilon_high)
     epsilon_high of "cispo"                 w_max, a cap and not a distance from 1
     importance_sampling_level "sequence"    gspo
+    RLOOTrainer                             rloo_sequence
 """
 
 from collections import defaultdict
@@ -127,6 +128,44 @@ def test_gspo_counts_the_same_episodes_as_clipped_but_weighs_them_by_tokens():
     _, _, events, metrics, batch = both(name, ours, theirs)
     assert float(events.high_BT.any(1).double().mean()) == pytest.approx(metrics["clip_ratio/high_mean"][0])
     assert float(events.low_BT.any(1).double().mean()) == pytest.approx(metrics["clip_ratio/low_mean"][0])
+
+
+@pytest.mark.parametrize("drift", [0.02, 0.1, 0.6])
+def test_rloo_on_sequences(drift):
+    """TRL's RLOOTrainer: one ratio per episode, the KL in the reward. At 0.02 hardly anything is clipped, at 0.6 nearly all."""
+    rloo_trainer = pytest.importorskip("trl.trainer.rloo_trainer")
+    batch = make_batch(seed=3, drift=drift)
+    method = begun("rloo_sequence")
+    batch.advantages_BT = method.advantages(batch)
+    mask_BT, groups = batch.mask_BT.long(), batch.rewards_B.view(-1, 4)
+    kl_G = ((batch.sampler_logp_BT - batch.ref_logp_BT) * mask_BT).sum(1).view(-1, 4)
+    shaped_G = groups - 0.05 * kl_G
+    expected_B = (shaped_G - (shaped_G.sum(1, keepdim=True) - shaped_G) / 3).flatten()     # as its trainer writes the baseline
+    advantages_B = batch.advantages_BT.sum(1) / batch.mask_BT.sum(1)
+    assert torch.allclose(advantages_B, expected_B, rtol=RTOL)
+    results = []
+    for side in ("ours", "trl"):
+        policy_BT = batch.policy_logp_BT.clone().requires_grad_()
+        if side == "ours":
+            lo_BT, hi_BT = method.bounds(batch, {})
+            assert method.extra(Forward(policy_BT), batch) == {}
+            loss = method.reduce(method.token_loss(policy_BT, batch, lo_BT, hi_BT), batch.mask_BT, method.denominator(batch.mask_BT))
+            events = method.clip_events(batch, batch.policy_logp_BT, lo_BT, hi_BT)
+        else:
+            metrics = defaultdict(lambda: defaultdict(list))
+            trainer = SimpleNamespace(
+                model=SimpleNamespace(training=True), aux_loss_enabled=False, epsilon_low=0.2, epsilon_high=0.2, _metrics=metrics,
+                accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x),
+                _get_per_token_logps_and_entropies=lambda *_, policy_BT=policy_BT, **__: (policy_BT, torch.zeros_like(policy_BT), None))
+            loss = rloo_trainer.RLOOTrainer._compute_loss(trainer, None, {
+                "prompt_ids": batch.ids_BT[:, :0], "prompt_mask": mask_BT[:, :0], "completion_ids": batch.ids_BT,
+                "completion_mask": mask_BT,
+                "advantages": advantages_B, "old_logps": (batch.sampler_logp_BT * mask_BT).sum(1)})
+        loss.backward()
+        results.append((loss.detach(), policy_BT.grad))
+    assert_equal(*results)
+    for side, event_BT in (("high", events.high_BT), ("low", events.low_BT)):
+        assert float(event_BT.any(1).double().mean()) == pytest.approx(metrics["train"][f"clip_ratio/{side}_mean"][0])
 
 
 # ---- where TRL defines something else -----------------------------------------------------------------------------------

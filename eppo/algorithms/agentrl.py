@@ -11,7 +11,7 @@ from eppo.algorithms.base import Algorithm
 class AgentRL(Algorithm):
     """GRPO whose advantages are standardised once more over all sampled tokens of each task: EPPO's baseline.
 
-    Source: arXiv 2510.04206 and its released code; eq. 4 of EPPO, arXiv 2607.07178.
+    Source: arXiv 2510.04206 and its released code (algorithms/advantage.py); eq. 4 of EPPO, arXiv 2607.07178.
 
     Differs from grpo:
         1. A <- (A - mean_i) / (std_i + 1e-6) over the sampled tokens of task i in the whole step's batch, token-weighted, with

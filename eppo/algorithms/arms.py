@@ -8,49 +8,58 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import ClassVar, Iterable, Mapping, Sequence
 
 from torch import nn
 
 from eppo.algorithms.agentrl import AgentRL
+from eppo.algorithms.base import STEPS_TO_JUDGE
 from eppo.algorithms.eppo_no_trend import EPPONoTrend
 from eppo.controls import Schedule, read_schedule
 from eppo.pacer import Reading, standardise
 from eppo.types import TaskStats
 
+MEANS_DIFFER = 0.02                                         # relative; from here on a mean-matched arm belongs beside the plain one
+
 
 class Arm:
     """Mixin: `ranges` says the clip ranges of a step; they are logged with their averages over time.
 
-    Logs control/<task>/eps, control/<task>/eps_mean (over the run so far), control/eps_mean (over tasks, this step) and
-    control/eps_mean_all (over tasks and the run so far), to compare with pacer/eps_mean.
+    Logs control/<task>/eps, control/<task>/eps_mean (over the run so far), control/eps_mean (over tasks, this step),
+    control/eps_mean_all (over tasks and the run so far) and control/eppo_eps_mean_all, the same of what EPPO's pacer said.
     """
 
+    needs_moved_ratio: ClassVar[bool] = True
+    carried: ClassVar[tuple[str, ...]] = ("sums", "own_sum", "eppo_sum")
     sums: dict[str, list[float]]
+    own_sum: list[float]
+    eppo_sum: list[float]
 
     def ranges(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
         """Clip range per task for this rollout batch."""
         raise NotImplementedError
 
     def pace(self, stats: Mapping[str, TaskStats]) -> dict[str, float]:
-        eps = self.ranges(stats, self.observe(stats))
+        readings = self.observe(stats)
+        eps = self.ranges(stats, readings)
         for task, value in eps.items():
-            pair = self.sums.setdefault(task, [0.0, 0])
-            pair[0], pair[1] = pair[0] + value, pair[1] + 1
-            self.note(f"control/{task}/eps", value)
-            self.note(f"control/{task}/eps_mean", pair[0] / pair[1])
-            self.note("control/eps_mean", value)
-        if self.sums:
-            totals = [sum(pair[part] for pair in self.sums.values()) for part in (0, 1)]
-            self.note("control/eps_mean_all", totals[0] / totals[1])
+            mean = _add(self.sums.setdefault(task, [0.0, 0]), [value])
+            self.note_all({f"control/{task}/eps": value, f"control/{task}/eps_mean": mean, "control/eps_mean": value})
+        if eps:
+            self.note_all({"control/eps_mean_all": _add(self.own_sum, eps.values()),
+                           "control/eppo_eps_mean_all": _add(self.eppo_sum, [readings[task].eps for task in eps if task in readings])})
         return eps
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"sums": {task: list(pair) for task, pair in sorted(self.sums.items())}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.sums = {task: list(pair) for task, pair in state["sums"].items()}
+    @property
+    def warnings(self) -> list[str]:
+        texts, count = super().warnings, self.eppo_sum[1]
+        if count and self.pacer.steps >= STEPS_TO_JUDGE:
+            own, eppo = self.own_sum[0] / self.own_sum[1], self.eppo_sum[0] / count
+            if abs(own / eppo - 1) > MEANS_DIFFER:
+                texts.append("Control: its mean clip range differs by more than 2 % from what EPPO's pacer says on the same entropies "
+                             "(control/eps_mean_all, control/eppo_eps_mean_all), so a difference in result may be one of width; run "
+                             "it with match_mean, or beside c0_fixed at its mean, too.")
+        return texts
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,6 +67,8 @@ class FixedArm(Arm, AgentRL):
     """An arm whose ranges depend on nothing that happens in its run."""
 
     sums: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+    own_sum: list[float] = field(default_factory=lambda: [0.0, 0], init=False, repr=False)
+    eppo_sum: list[float] = field(default_factory=lambda: [0.0, 0], init=False, repr=False)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,6 +81,8 @@ class PacedArm(Arm, EPPONoTrend):
 
     match_mean: bool = False
     sums: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+    own_sum: list[float] = field(default_factory=lambda: [0.0, 0], init=False, repr=False)
+    eppo_sum: list[float] = field(default_factory=lambda: [0.0, 0], init=False, repr=False)
 
     def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
         """z per task; one that is missing counts as 0."""
@@ -123,6 +136,13 @@ class ScheduledArm(FixedArm):
     def begin(self, model: nn.Module, tasks: Sequence[str], steps: int, seed: int) -> None:
         super().begin(model, tasks, steps, seed)
         self.schedules = tuple(read_schedule(folder, tasks, steps, seed) for folder in self.folders)
+
+
+def _add(pair: list[float], values: Iterable[float]) -> float:
+    """The mean of all values so far; `pair` is their sum and number."""
+    for value in values:
+        pair[0], pair[1] = pair[0] + value, pair[1] + 1
+    return pair[0] / pair[1] if pair[1] else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

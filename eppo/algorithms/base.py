@@ -8,12 +8,13 @@ are kept per task, and `clip_events` on the step's log-probabilities. `metrics` 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Iterable, Mapping, NamedTuple, Sequence, get_type_hints
 
 from torch import Tensor, nn
 
-from eppo.advantages import KINDS, group_advantages, normalise_per_task, without_spread
+from eppo.advantages import KINDS, baseline_metrics, group_advantages, normalise_per_task, without_spread
 from eppo.checks import check_name, check_type
 from eppo.clipping import ClipMasks, clip_masks, task_bounds
 from eppo.gradients import cosine_metrics
@@ -68,6 +69,9 @@ class Algorithm:
 
     name: ClassVar[str] = ""                                # set by `register`
     clips: ClassVar[bool] = True                            # False: no bound of this method removes gradients
+    needs_moved_ratio: ClassVar[bool] = False               # True: what it changes acts only where ratios have left 1
+    own_bounds: ClassVar[bool] = False                      # True: its bounds do not look at the ranges of `pace`
+    carried: ClassVar[tuple[str, ...]] = ("clip_steps", "clip_sum", "failure_steps", "failure_sum")
     tasks: tuple[str, ...] = field(default=(), init=False, repr=False)
     steps: int = field(default=0, init=False, repr=False)
     seed: int = field(default=0, init=False, repr=False)
@@ -132,6 +136,8 @@ class Algorithm:
     def group_credit(self, batch: Batch) -> Tensor:
         """advantages_BT before task normalisation: one value per sequence on its sampled tokens, 0 elsewhere."""
         scores_B = group_advantages(batch.rewards_B, batch.group_ids_B, self.advantage, self.ddof)
+        if self.advantage == "rloo":
+            self.note_all(baseline_metrics(batch.rewards_B, scores_B))
         return scores_B.to(batch.sampler_logp_BT)[:, None] * self.trained_mask(batch)
 
     def advantages(self, batch: Batch) -> Tensor:
@@ -175,8 +181,7 @@ class Algorithm:
 
     def combine(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """One gradient from the tasks' gradients (needs "per_task_grad"). Default: the sum, which is the joint gradient."""
-        for name, value in cosine_metrics(gradients).items():
-            self.note(name, value)
+        self.note_all(cosine_metrics(gradients))
         return sum(gradients.values())
 
     def clip_events(self, minibatch: Batch, policy_logp_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> ClipMasks:
@@ -185,7 +190,7 @@ class Algorithm:
                           self.dual_clip)
 
     def denominator(self, mask_BT: Tensor) -> int:
-        """What `reduce` divides by, for one optimiser step's whole mask; sum it over ranks."""
+        """What `reduce` divides by, for one optimiser step's whole mask, of all micro-batches and processes."""
         return reduction_count(mask_BT, self.reduction)
 
     def reduce(self, loss_BT: Tensor, mask_BT: Tensor, denominator: float) -> Tensor:
@@ -194,20 +199,32 @@ class Algorithm:
 
     # ---- state and records ------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs, as JSON values (tensors only if the method has parameters)."""
-        return {"pacer": self.pacer.state_dict(), "clip_steps": self.clip_steps, "clip_sum": self.clip_sum,
-                "failure_steps": self.failure_steps, "failure_sum": self.failure_sum}
+        """What a resume needs: the pacer and the fields in `carried` of the class and its bases, each a JSON value or something
+        with a state_dict of its own (a module's holds tensors)."""
+        return {"pacer": self.pacer.state_dict()} | {name: _state(getattr(self, name)) for name in self._all_carried()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.pacer.load_state_dict(state["pacer"])
-        self.clip_steps, self.clip_sum = state["clip_steps"], state["clip_sum"]
-        self.failure_steps, self.failure_sum = state["failure_steps"], state["failure_sum"]
+        for name in self._all_carried():
+            if hasattr(own := getattr(self, name), "load_state_dict"):
+                own.load_state_dict(state[name])
+            else:
+                setattr(self, name, copy.deepcopy(state[name]))
+
+    @classmethod
+    def _all_carried(cls) -> list[str]:
+        return [name for base in reversed(cls.__mro__) for name in vars(base).get("carried", ())]
 
     def note(self, name: str, value: float, weight: float = 1.0) -> None:
         """Log `value` under `name` in this step; the record holds the weighted mean of all that a step notes."""
         total, mass = self.notes.get(name, (0.0, 0.0))
         self.notes[name] = (total + float(value) * weight, mass + weight)
+
+    def note_all(self, values: Mapping[str, float], prefix: str = "", weight: float = 1.0) -> None:
+        """`note` for each of `values`."""
+        for name, value in values.items():
+            self.note(prefix + name, value, weight)
 
     def metrics(self) -> dict[str, float]:
         """This step's numbers, flat: pacer/<task>/<field> (of a method that does not pace: what the pacer would have said);
@@ -254,3 +271,7 @@ class Algorithm:
                 total += hits
         self.failure_steps += 1
         self.failure_sum += total / max(len(reinforced_B), 1)
+
+
+def _state(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else copy.deepcopy(value)

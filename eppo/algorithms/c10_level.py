@@ -27,7 +27,7 @@ class LevelPacing(PacedArm):
     `arms.Arm`.
 
     Degenerate cases: "level" ranks the tasks by how random their text is, almost for ever. "fixed_scale" tightens all tasks
-    as all collapse: compare with match_mean.
+    as all collapse: compare with match_mean. A task without a reference, or with one below h_floor, keeps eps0 there, as in eppo.
     """
 
     mode: str = "level"
@@ -42,4 +42,5 @@ class LevelPacing(PacedArm):
     def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
         if self.mode == "level":
             return self.standardised({task: one.ema for task, one in readings.items() if math.isfinite(one.ema)})
-        return {task: (one.ratio - 1) / self.scale if math.isfinite(one.ratio) else 0.0 for task, one in readings.items()}
+        return {task: (one.ratio - 1) / self.scale for task, one in readings.items()
+                if math.isfinite(one.ratio) and one.reference > self.h_floor}

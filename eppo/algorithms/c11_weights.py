@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import ClassVar, Mapping
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class TaskWeights(PacedArm):
     Degenerate cases: one task, or alpha 0, is agentrl (in "entropy" with a constant bonus).
     """
 
+    needs_moved_ratio: ClassVar[bool] = False
     lever: str = "loss"
     coef: float = 0.001
     weights: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -52,13 +53,12 @@ class TaskWeights(PacedArm):
         if self.lever == "loss":
             weights = {task: 1 + value for task, value in tilt.items()}
             tokens = sum(one.tokens for one in stats.values())
-            mean = sum(weights[task] * one.tokens for task, one in stats.items()) / tokens if tokens else 1.0
+            mean = sum(weights.get(task, 1.0) * one.tokens for task, one in stats.items()) / tokens if tokens else 1.0
             self.weights = {task: weight / mean for task, weight in weights.items()}
         else:
             self.weights = {task: self.coef * (1 - value) for task, value in tilt.items()}
-        for task, weight in self.weights.items():
-            self.note(f"control/{task}/weight", weight)
-        return dict.fromkeys(readings, self.eps0)
+        self.note_all({f"control/{task}/weight": weight for task, weight in self.weights.items()})
+        return self.matched(dict.fromkeys(readings, self.eps0), readings)
 
     def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
         loss_BT = super().token_loss(policy_logp_BT, minibatch, lo_BT, hi_BT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
 from eppo.algorithms.arms import PacedArm
 from eppo.controls import autoregressive
@@ -27,14 +27,8 @@ class RandomPacing(PacedArm):
     """
 
     noise: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("noise",)
 
     def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
         self.noise = autoregressive(self.noise, sorted(readings), self.beta, self.seed, self.pacer.steps)
         return self.standardised(self.noise)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"noise": self.noise}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.noise = dict(state["noise"])

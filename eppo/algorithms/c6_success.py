@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
 from eppo.algorithms.arms import PacedArm
 from eppo.checks import check_name
@@ -31,6 +31,7 @@ class SuccessPacing(PacedArm):
 
     signal: str = "headroom"
     ema: TaskEMA = field(init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("ema",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,13 +44,5 @@ class SuccessPacing(PacedArm):
         signal = {task: 1 - value for task, value in ema.items()}
         if self.signal == "relative":
             signal = {task: value / max(1 - self.ema.first[task], 1e-3) for task, value in signal.items()}
-        for task, value in signal.items():
-            self.note(f"control/{task}/signal", value)
+        self.note_all({f"control/{task}/signal": value for task, value in signal.items()})
         return self.standardised(signal)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"ema": self.ema.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.ema.load_state_dict(state["ema"])

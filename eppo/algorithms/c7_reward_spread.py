@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
 from eppo.algorithms.arms import PacedArm
 from eppo.controls import TaskEMA
@@ -30,6 +30,7 @@ class RewardSpreadPacing(PacedArm):
 
     flip: bool = False
     ema: TaskEMA = field(init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("ema",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,13 +39,5 @@ class RewardSpreadPacing(PacedArm):
     def scores(self, stats: Mapping[str, TaskStats], readings: Mapping[str, Reading]) -> dict[str, float]:
         signal = self.ema.update({task: sum(one.group_reward_std) / len(one.group_reward_std) for task, one in stats.items()
                                   if len(one.group_reward_std)})
-        for task, value in signal.items():
-            self.note(f"control/{task}/signal", value)
+        self.note_all({f"control/{task}/signal": value for task, value in signal.items()})
         return {task: -z if self.flip else z for task, z in self.standardised(signal).items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"ema": self.ema.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.ema.load_state_dict(state["ema"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
 from eppo.algorithms.arms import PacedArm
 from eppo.pacer import Reading
@@ -30,6 +30,7 @@ class ClipEqualiser(PacedArm):
     rate: float = 0.1
     target: float = 0.02
     current: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("current",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,10 +45,3 @@ class ClipEqualiser(PacedArm):
             else:
                 self.current[task] = self.eps0
         return self.matched(dict(self.current), readings)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"current": self.current}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.current = dict(state["current"])

@@ -15,7 +15,7 @@ from eppo.gradients import apply, cagrad_coefficients, cosine_metrics, gram_matr
 class CAGrad(AgentRL):
     """AgentRL whose update is moved, within a ball around the joint gradient, towards the task that gains least from it.
 
-    Source: arXiv 2110.14048; `gradients.cagrad_coefficients`.
+    Source: arXiv 2110.14048, algorithm 1, and its released code; `gradients.cagrad_coefficients`.
 
     Differs from grpo:
         1. Task advantage normalisation, as in agentrl; it also makes the tasks' gradients comparable in size, which this
@@ -46,8 +46,6 @@ class CAGrad(AgentRL):
     def combine(self, gradients: Mapping[str, Tensor]) -> Tensor:
         gram_KK = gram_matrix(gradients)
         coefficients_K, weights_K = cagrad_coefficients(gram_KK, self.c)
-        values = cosine_metrics(gradients, gram_KK) | surgery_metrics(coefficients_K, gram_KK)
-        values |= {f"gradient/{task}/weight": float(weight) for task, weight in zip(gradients, weights_K)}
-        for name, value in values.items():
-            self.note(name, value)
+        self.note_all(cosine_metrics(gradients, gram_KK) | surgery_metrics(coefficients_K, gram_KK))
+        self.note_all({f"gradient/{task}/weight": float(weight) for task, weight in zip(gradients, weights_K)})
         return apply(coefficients_K, gradients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class CEGPPO(DAPO):
     Degenerate cases: with both betas 0 the gradient is grpo's. The loss value jumps at the bounds, its gradient is what counts.
     """
 
+    needs_moved_ratio: ClassVar[bool] = True
     clip_high: float = 0.2
     dynamic: bool = False
     beta_low: float = 0.75

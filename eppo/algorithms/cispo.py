@@ -8,6 +8,7 @@ from typing import ClassVar, Mapping
 from torch import Tensor
 
 from eppo.algorithms.base import Algorithm
+from eppo.clipping import even_bounds
 from eppo.losses import weighted_log_likelihood
 from eppo.types import Batch
 
@@ -31,6 +32,8 @@ class CISPO(Algorithm):
     """
 
     clips: ClassVar[bool] = False
+    needs_moved_ratio: ClassVar[bool] = True
+    own_bounds: ClassVar[bool] = True
     clip_low: float = field(default=1.0, init=False)
     clip_high: float = field(default=4.0, init=False)
     dual_clip: float | None = field(default=None, init=False)
@@ -45,8 +48,7 @@ class CISPO(Algorithm):
                              f"w_min={self.w_min}, w_max={self.w_max}")
 
     def bounds(self, minibatch: Batch, eps: Mapping[str, float], policy_logp_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        like_BT = minibatch.sampler_logp_BT
-        return tuple(like_BT.new_full((1, 1), bound).expand_as(like_BT) for bound in (self.w_min, self.w_max))
+        return even_bounds(self.w_min, self.w_max, minibatch.sampler_logp_BT)
 
     def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
         return weighted_log_likelihood(policy_logp_BT, minibatch.sampler_logp_BT, minibatch.advantages_BT, minibatch.mask_BT,

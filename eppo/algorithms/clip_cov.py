@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
-import torch
 from torch import Tensor
 
 from eppo.algorithms.base import Algorithm
-from eppo.clipping import ClipMasks, pick_within, token_covariance
-from eppo.generate.protocol import stable_seed
+from eppo.clipping import ClipMasks, covariance_metrics, pick_within, token_covariance
+from eppo.noise import token_noise
 from eppo.types import Batch
 
 
@@ -40,6 +39,7 @@ class ClipCov(Algorithm):
     cov_low: float = 1.0
     cov_high: float = 5.0
     draws: int = field(default=0, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("draws",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,14 +56,11 @@ class ClipCov(Algorithm):
         mask_BT, count = minibatch.mask_BT, int(minibatch.mask_BT.sum())
         cov_BT = token_covariance(policy_logp_BT, minibatch.advantages_BT, mask_BT)
         clipped = self.clip_events(minibatch, policy_logp_BT, lo_BT, hi_BT)
-        generator = torch.Generator().manual_seed(stable_seed("clip_cov", self.seed, self.draws))
+        noise_BT = token_noise(minibatch.trajectories, mask_BT.shape[1], "clip_cov", self.seed, self.draws)
         self.draws += 1
         picked_BT = pick_within(cov_BT, mask_BT & ~clipped.high_BT & ~clipped.low_BT, self.cov_low, self.cov_high,
-                                max(1, int(self.frac * count)), generator)
-        if count:
-            self.note("clip_cov/picked_frac", float(picked_BT.sum()) / count)
-            self.note("cov/max", float(cov_BT[mask_BT].max()))
-            self.note("cov/mean", float(cov_BT[mask_BT].mean()))
+                                max(1, int(self.frac * count)), noise_BT)
+        self.note_all({"clip_cov/picked_frac": float(picked_BT.sum()) / max(count, 1)} | covariance_metrics(cov_BT, mask_BT))
         return lo_BT.masked_fill(picked_BT, 0), hi_BT.masked_fill(picked_BT, 0)
 
     def clip_events(self, minibatch: Batch, policy_logp_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> ClipMasks:
@@ -73,10 +70,3 @@ class ClipCov(Algorithm):
     def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
         loss_BT = super().token_loss(policy_logp_BT, minibatch, lo_BT, hi_BT)
         return loss_BT.where(hi_BT.to(loss_BT.device) > 0, 0)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"draws": self.draws}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.draws = state["draws"]

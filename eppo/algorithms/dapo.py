@@ -17,7 +17,7 @@ from eppo.types import Batch, Group
 class DAPO(Algorithm):
     """Decoupled clip and dynamic sampling policy optimisation.
 
-    Source: arXiv 2503.14476 and its released script.
+    Source: arXiv 2503.14476, sections 3.1-3.4, and its released script.
 
     Differs from grpo:
         1. A higher upper bound: [0.8, 1.28].

@@ -11,7 +11,7 @@ from eppo.algorithms.base import Algorithm
 class DrGRPO(Algorithm):
     """GRPO without its two normalisers: no std in the advantage, no length in the mean.
 
-    Source: arXiv 2503.20783 (Dr. GRPO).
+    Source: arXiv 2503.20783, section 3.2.
 
     Differs from grpo:
         1. The advantage is R - mean of the group, not divided by its std.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ class EntropyBonus(Algorithm):
     step: float = 0.005
     current: float = field(default=0.0, init=False, repr=False)
     acting: float = field(default=0.0, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("current",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,10 +61,3 @@ class EntropyBonus(Algorithm):
 
     def extra(self, forward: Forward, minibatch: Batch) -> dict[str, Tensor]:
         return super().extra(forward, minibatch) | {"entropy": -self.acting * forward.entropy_BT}
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"current": self.current}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.current = state["current"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from eppo.algorithms.base import Algorithm, Forward
-from eppo.turn_entropy import TurnEntropyHistory, entropy_band, state_of
+from eppo.turn_entropy import TurnEntropyHistory, entropy_band
 from eppo.types import Batch
 
 
@@ -17,7 +17,7 @@ from eppo.types import Batch
 class EPO(Algorithm):
     """Entropy-regularised policy optimisation: an entropy bonus, and a penalty on tokens outside a band around past entropy.
 
-    Source: arXiv 2509.22576 and its released code.
+    Source: arXiv 2509.22576 and its released code, where formula and code differ (see below).
 
     Differs from grpo:
         1. The loss has the terms -coef H and +coef smooth P. P is `penalty` for a token whose entropy lies outside
@@ -30,7 +30,7 @@ class EPO(Algorithm):
     weight of the released code, optional there, is left out.
 
     Defaults: coef 0.001, smooth 1, band (0, 2), penalty 0.1, those of the released runs. `late_turns` limits P to
-    tasks of which some episode of the mini-batch has that many turns (the released rule: half the turn limit); 0 is always.
+    tasks of which some episode of the rollout batch has that many turns (the released rule: half the turn limit); 0 is always.
 
     Logs: epo/outside_frac, share of tokens outside the band; loss/entropy and loss/smoothing.
 
@@ -45,6 +45,7 @@ class EPO(Algorithm):
     late_turns: int = 0
     history: TurnEntropyHistory = field(default_factory=TurnEntropyHistory, init=False, repr=False)
     past: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("history",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,15 +59,15 @@ class EPO(Algorithm):
         return super().needs | {"entropy"}
 
     def advantages(self, batch: Batch) -> Tensor:
-        self.past = self.history.means()                    # this batch is judged by those before it
+        late = {one.task for one in batch.trajectories if len(one.turns) >= self.late_turns}
+        past = self.history.means()                         # this batch is judged by those before it
+        self.past = {task: means for task, means in past.items() if task in late}
         self.history.add(batch)
         return super().advantages(batch)
 
     def extra(self, forward: Forward, minibatch: Batch) -> dict[str, Tensor]:
         entropy_BT = forward.entropy_BT
-        late = {one.task for one in minibatch.trajectories if len(one.turns) >= self.late_turns}
-        past = {task: means for task, means in self.past.items() if task in late}
-        lo_BT, hi_BT = (bound_BT.to(entropy_BT) for bound_BT in entropy_band(minibatch, past, self.min_ratio, self.max_ratio))
+        lo_BT, hi_BT = (bound_BT.to(entropy_BT) for bound_BT in entropy_band(minibatch, self.past, self.min_ratio, self.max_ratio))
         mask_BT = minibatch.mask_BT.to(entropy_BT.device)
         outside_BT = mask_BT & ((entropy_BT <= lo_BT) | (entropy_BT >= hi_BT))
         if count := int(mask_BT.sum()):
@@ -77,10 +78,3 @@ class EPO(Algorithm):
     def token_penalty(self, entropy_BT: Tensor, outside_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
         """P per token."""
         return torch.zeros_like(entropy_BT).masked_fill(outside_BT, self.penalty)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"history": state_of(self.history)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.history = TurnEntropyHistory({task: [list(pair) for pair in turns] for task, turns in state["history"].items()})

@@ -13,7 +13,7 @@ from eppo.algorithms.epo import EPO
 class EPOHinge(EPO):
     """EPO whose penalty grows with the distance from the band, so that it pulls entropy back.
 
-    Source: this suite's reading of the regulariser of arXiv 2509.22576, whose released form has no gradient (see epo).
+    Source: this suite's reading of the regulariser of arXiv 2509.22576; the form in its code has no gradient (see epo).
 
     Differs from grpo:
         1. The loss has the terms -coef H and +coef smooth penalty (relu(lo - H) + relu(H - hi)), lo and hi the band of epo.

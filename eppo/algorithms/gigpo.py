@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eppo.advantages import EPISODE_STATS, GIGPO_NORMS, turn_advantages
+from eppo.advantages import EPISODE_STATS, GIGPO_NORMS, turn_advantages, turn_rewards
 from eppo.algorithms.base import Algorithm
 from eppo.checks import check_name
-from eppo.types import Batch, Trajectory
+from eppo.types import Batch
 
 
 @dataclass(kw_only=True, eq=False)
 class GiGPO(Algorithm):
     """Group-in-group policy optimisation: the episode's advantage plus a step advantage among turns with one anchor.
 
-    Source: arXiv 2505.10978 and its released code; formulas in `advantages.turn_advantages`.
+    Source: arXiv 2505.10978, eq. 3 and its released code (gigpo/core_gigpo.py); formulas in `advantages.turn_advantages`.
 
     Differs from grpo:
         1. A token's advantage is its turn's: (episode reward - mean) + omega (discounted return - mean over the anchor group).
@@ -65,15 +65,6 @@ class GiGPO(Algorithm):
                 steps += [abs(value - other) for value, other in zip(values, base)]
             sizes += [size for turns in found.sizes_GU for size in turns]
         if sizes:
-            self.note("gigpo/anchor_group_size", sum(sizes) / len(sizes))
-            self.note("gigpo/singleton_frac", sizes.count(1) / len(sizes))
-            self.note("gigpo/step_adv_abs", sum(steps) / len(steps))
+            self.note_all({"anchor_group_size": sum(sizes) / len(sizes), "singleton_frac": sizes.count(1) / len(sizes),
+                           "step_adv_abs": sum(steps) / len(steps)}, "gigpo/")
         return credit_BT * self.trained_mask(batch)
-
-
-def turn_rewards(trajectory: Trajectory, reward: float) -> list[float]:
-    """The turns' rewards, with the last one changed so that they sum to the reward that trains."""
-    rewards = [turn.reward for turn in trajectory.turns]
-    if rewards:
-        rewards[-1] += reward - sum(rewards)
-    return rewards

@@ -12,7 +12,7 @@ from eppo.algorithms.seal import SEAL
 class GiGPOSEAL(SEAL, GiGPO):
     """SEAL on GiGPO's credit: the pairing that SEAL's paper reports beside SEAL on GRPO.
 
-    Source: arXiv 2605.27954, section 5; arXiv 2505.10978.
+    Source: arXiv 2605.27954, section 4.3 and Table 1; arXiv 2505.10978.
 
     Differs from grpo:
         1. The advantage of gigpo, per turn.

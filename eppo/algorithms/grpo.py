@@ -14,7 +14,7 @@ class GRPO(Algorithm):
     Advantage: an episode's reward, centred and scaled by its group; the same on each of its sampled tokens. Loss: the clipped
     ratio times it, plus a k3 estimate of the KL to the frozen reference, averaged over all sampled tokens of the step.
 
-    Source: arXiv 2402.03300 (DeepSeekMath); eq. 2, 3 and appendix A.2 of EPPO, arXiv 2607.07178.
+    Source: arXiv 2402.03300 (DeepSeekMath), section 4.1; eq. 2, 3 and appendix A.2 of EPPO, arXiv 2607.07178.
 
     Differs from the published GRPO:
         1. The mean runs over all tokens of the step ("token_mean"), not over sequences first ("seq_mean_token_mean").

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from eppo.types import Batch
 class GSPO(Algorithm):
     """Group sequence policy optimisation: one ratio per episode, clipped as a whole.
 
-    Source: arXiv 2507.18071; token form in `losses.sequence_surrogate`.
+    Source: arXiv 2507.18071, eq. 5, 7; token form in `losses.sequence_surrogate`.
 
     Differs from grpo:
         1. The ratio is the geometric mean of the episode's token ratios (sampled tokens only).
@@ -24,7 +25,7 @@ class GSPO(Algorithm):
         3. The clip is 3e-4 below and 4e-4 above 1: a mean over many tokens moves that little.
         4. No KL, no dual clip.
 
-    Defaults: the paper's clip.
+    Defaults: the paper's clip (section 5.1).
 
     Logs: clip fractions of whole episodes, weighted by their tokens; ratio metrics stay those of tokens.
 
@@ -32,6 +33,7 @@ class GSPO(Algorithm):
     Short episodes have a wider spread of ratios and are clipped more.
     """
 
+    needs_moved_ratio: ClassVar[bool] = True
     clip_low: float = 3e-4
     clip_high: float = 4e-4
     dual_clip: float | None = None
@@ -40,8 +42,7 @@ class GSPO(Algorithm):
 
     def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:
         return sequence_surrogate(policy_logp_BT, minibatch.sampler_logp_BT, minibatch.advantages_BT, minibatch.mask_BT, lo_BT,
-                                  hi_BT,
-                                  self.dual_clip)[0]
+                                  hi_BT, self.dual_clip)[0]
 
     def clip_events(self, minibatch: Batch, policy_logp_BT: Tensor, lo_BT: Tensor, hi_BT: Tensor) -> ClipMasks:
         ratio_BT = sequence_ratio(policy_logp_BT, minibatch.sampler_logp_BT, minibatch.mask_BT)

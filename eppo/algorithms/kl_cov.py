@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from eppo.algorithms.base import Algorithm
-from eppo.clipping import ClipMasks, no_bounds, pick_top, token_covariance, token_ratio
+from eppo.clipping import ClipMasks, covariance_metrics, no_bounds, pick_top, token_covariance, token_ratio
+from eppo.noise import token_noise
 from eppo.types import Batch
 
 
@@ -36,6 +37,8 @@ class KLCov(Algorithm):
     """
 
     clips: ClassVar[bool] = False
+    needs_moved_ratio: ClassVar[bool] = True
+    own_bounds: ClassVar[bool] = True
     clip_low: float = field(default=0.2, init=False)
     clip_high: float = field(default=0.2, init=False)
     dual_clip: float | None = field(default=None, init=False)
@@ -55,13 +58,12 @@ class KLCov(Algorithm):
     def bounds(self, minibatch: Batch, eps: Mapping[str, float], policy_logp_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         mask_BT, count = minibatch.mask_BT, int(minibatch.mask_BT.sum())
         cov_BT = token_covariance(policy_logp_BT, minibatch.advantages_BT, mask_BT)
-        picked_BT = pick_top(cov_BT, mask_BT, max(1, int(self.frac * count)))
+        noise_BT = token_noise(minibatch.trajectories, mask_BT.shape[1], "kl_cov", self.seed)
+        picked_BT = pick_top(cov_BT, mask_BT, max(1, int(self.frac * count)), noise_BT)
         if count:
             moved_N = (policy_logp_BT - minibatch.sampler_logp_BT)[picked_BT].abs()
-            self.note("kl_cov/picked_frac", len(moved_N) / count)
-            self.note("kl_cov/abs_log_ratio", float(moved_N.mean()))
-            self.note("cov/max", float(cov_BT[mask_BT].max()))
-            self.note("cov/mean", float(cov_BT[mask_BT].mean()))
+            self.note_all({"kl_cov/picked_frac": len(moved_N) / count, "kl_cov/abs_log_ratio": float(moved_N.mean())}
+                          | covariance_metrics(cov_BT, mask_BT))
         return tuple(bound_BT.masked_fill(picked_BT, 0) for bound_BT in no_bounds(minibatch.sampler_logp_BT))
 
     def token_loss(self, policy_logp_BT: Tensor, minibatch: Batch, lo_BT: Tensor, hi_BT: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import ClassVar, Mapping
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from eppo.gradients import apply, cosine_metrics, gram_matrix, pcgrad_coefficien
 class PCGrad(AgentRL):
     """AgentRL whose task gradients are projected off each other where they conflict, before clipping and Adam.
 
-    Source: arXiv 2001.06782; `gradients.pcgrad_coefficients`.
+    Source: arXiv 2001.06782, algorithm 1; `gradients.pcgrad_coefficients`.
 
     Differs from grpo:
         1. Task advantage normalisation, as in agentrl.
@@ -34,6 +34,7 @@ class PCGrad(AgentRL):
     """
 
     surgeries: int = field(default=0, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("surgeries",)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -44,13 +45,5 @@ class PCGrad(AgentRL):
         rng = random.Random(f"pcgrad/{self.seed}/{self.surgeries}")
         self.surgeries += 1
         coefficients_K = pcgrad_coefficients(gram_KK, [rng.sample(range(len(gradients)), len(gradients)) for _ in gradients])
-        for name, value in (cosine_metrics(gradients, gram_KK) | surgery_metrics(coefficients_K, gram_KK)).items():
-            self.note(name, value)
+        self.note_all(cosine_metrics(gradients, gram_KK) | surgery_metrics(coefficients_K, gram_KK))
         return apply(coefficients_K, gradients)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"surgeries": self.surgeries}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.surgeries = state["surgeries"]

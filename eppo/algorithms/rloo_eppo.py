@@ -18,7 +18,7 @@ class RLOOEPPO(EPPO):
         2. Task advantage normalisation, as in agentrl.
         3. Each task's clip range is paced, as in eppo.
 
-    Defaults: eppo's. Logs: as eppo.
+    Defaults: eppo's. Logs: as eppo and rloo.
 
     Degenerate cases: those of rloo and of eppo.
     """

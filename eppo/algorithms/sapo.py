@@ -17,7 +17,7 @@ from eppo.types import Batch
 class SAPO(Algorithm):
     """Soft adaptive policy optimisation: a smooth gate on the ratio in place of the clip.
 
-    Source: arXiv 2511.20347; formula in `losses.soft_gated_surrogate`.
+    Source: arXiv 2511.20347, its code in TRL and verl; formula in `losses.soft_gated_surrogate`.
 
     Differs from grpo:
         1. The ratio is replaced by 4 / tau sigmoid(tau (r - 1)), whose slope falls from 1 on both sides of r = 1.
@@ -34,6 +34,8 @@ class SAPO(Algorithm):
     """
 
     clips: ClassVar[bool] = False
+    needs_moved_ratio: ClassVar[bool] = True
+    own_bounds: ClassVar[bool] = True
     clip_low: float = field(default=0.2, init=False)
     clip_high: float = field(default=0.2, init=False)
     dual_clip: float | None = field(default=None, init=False)

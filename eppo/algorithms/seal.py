@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, Sequence
+from typing import ClassVar, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from eppo.algorithms.base import Algorithm, Forward
 from eppo.checks import check_name
 from eppo.generate.protocol import stable_seed
+from eppo.noise import row_seeds
 from eppo.policy import splits_cleanly
-from eppo.seal import SealHead, make_head, own_noise, separation_metrics, token_separation, trajectory_separation
+from eppo.seal import LEVELS, ZERO_ADVANTAGES, SealHead, make_head, separation
 from eppo.types import Batch, Trajectory
-
-LEVELS, ZERO_ADVANTAGES = ("token", "trajectory"), ("positive", "mask")
 
 
 @dataclass(kw_only=True, eq=False)
 class SEAL(Algorithm):
     """Separation-enhanced agent learning: an auxiliary classifier on the last hidden states, whose gradient reaches the policy.
 
-    Source: arXiv 2605.27954 and the authors' code; head and losses in `eppo.seal`.
+    Source: arXiv 2605.27954, section 4.1, and the authors' code; head and losses in `eppo.seal`.
 
     Differs from grpo:
         1. The loss has the term coef BCE(head(h), y) on every sampled token; y is 1 where the advantage is at least 0.
@@ -32,7 +31,8 @@ class SEAL(Algorithm):
     The paper's text labels correct and incorrect episodes, its code the advantage's sign: level "trajectory" is the text, one
     label (success) and one mean state per episode. Labels are taken before task normalisation, which would shift the signs.
 
-    Defaults: coef 0.02, three layers, dropout 0.1, zero advantage counts as positive, as released; KL as in the paper.
+    Defaults: coef 0.02, three layers, dropout 0.1, zero advantage counts as positive, as released; KL as in the paper (appendix
+    C.1). What dropout drops depends on episode and optimiser step alone, not on the micro-batch.
 
     Logs: seal/accuracy, seal/auc, seal/cosine_gap (1 - cosine of the class means) and loss/seal.
 
@@ -49,6 +49,7 @@ class SEAL(Algorithm):
     head: SealHead | None = field(default=None, init=False, repr=False)
     draws: int = field(default=0, init=False, repr=False)
     credit: dict[tuple[str, str, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    carried: ClassVar[tuple[str, ...]] = ("head", "draws")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,37 +78,18 @@ class SEAL(Algorithm):
         self.credit = {_key(one): credit_T for one, credit_T in zip(batch.trajectories, credit_BT)}
         return credit_BT
 
+    def bounds(self, minibatch: Batch, eps: Mapping[str, float], policy_logp_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        self.draws += 1                                     # one dropout for each optimiser step
+        return super().bounds(minibatch, eps, policy_logp_BT)
+
     def extra(self, forward: Forward, minibatch: Batch) -> dict[str, Tensor]:
-        hidden_BTD, mask_BT = forward.hidden_BTD, minibatch.mask_BT
-        credit_BT = torch.stack([self.credit[_key(one)][:mask_BT.shape[1]] for one in minibatch.trajectories])
-        with own_noise(hidden_BTD.device, stable_seed("seal dropout", self.seed, self.draws)):
-            if self.level == "token":
-                labels_BT = (credit_BT >= 0).double()
-                loss_BT, logits_BT = token_separation(self.head, hidden_BTD, labels_BT, mask_BT)
-            else:
-                labels_B = torch.tensor([float(one.success) for one in minibatch.trajectories], dtype=torch.float64)
-                labels_BT = labels_B[:, None].expand_as(credit_BT)
-                loss_BT, logits_BT = trajectory_separation(self.head, hidden_BTD, labels_B, mask_BT)
-        self.draws += 1
-        if self.zero_adv == "mask":
-            mask_BT = mask_BT & (credit_BT != 0)
-            loss_BT = loss_BT.where(mask_BT.to(loss_BT.device), 0)
-        where_BT = mask_BT.to(loss_BT.device)
-        if count := int(mask_BT.sum()):
-            found = separation_metrics(logits_BT[where_BT], labels_BT[mask_BT], hidden_BTD[where_BT])
-            for name, value in found.items():
-                self.note(f"seal/{name}", value, count)
+        rows, width = minibatch.trajectories, minibatch.mask_BT.shape[1]
+        credit_BT = torch.stack([self.credit[_key(one)][:width] for one in rows])
+        seeds = row_seeds(rows, "seal dropout", self.seed, self.draws)
+        loss_BT, found, count = separation(self.head, forward.hidden_BTD, credit_BT, [one.success for one in rows], minibatch.mask_BT,
+                                           seeds, self.level, self.zero_adv)
+        self.note_all(found, "seal/", count)
         return super().extra(forward, minibatch) | {"seal": self.coef * loss_BT}
-
-    def state_dict(self) -> dict[str, Any]:
-        head = None if self.head is None else self.head.state_dict()
-        return super().state_dict() | {"head": head, "draws": self.draws}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.draws = state["draws"]
-        if state["head"] is not None:
-            self.head.load_state_dict(state["head"])
 
 
 def _key(trajectory: Trajectory) -> tuple[str, str, int]:
