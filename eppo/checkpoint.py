@@ -49,13 +49,16 @@ def save_checkpoint(folder: str | os.PathLike[str], step: int, state: Mapping[st
     return path
 
 
-def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
+def latest_checkpoint(folder: str | os.PathLike[str], at_most: int | None = None) -> Path:
     """The newest checkpoint in `folder` whose content has its checksum; each damaged one that is skipped is a warning.
+
+    Args:
+        at_most: the last step that still has its records; later checkpoints are passed over (None: none is).
 
     Raises:
         ValueError: none is there, or none is intact (the files that were tried are named).
     """
-    candidates = list_checkpoints(folder)
+    candidates = [(step, path) for step, path in list_checkpoints(folder) if at_most is None or step <= at_most]
     for step, path in reversed(candidates):
         if _intact(path):
             return path
@@ -65,15 +68,15 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
                      + "; there is nothing to resume: start without resume in another folder")
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state in a checkpoint file, or in the newest intact one of a folder; tensors on the CPU.
+def load_checkpoint(path: str | os.PathLike[str], at_most: int | None = None) -> dict[str, Any]:
+    """The state in a checkpoint file, or in the newest intact one of a folder (of no later step than `at_most`); tensors on the CPU.
 
     Raises:
         ValueError: the file is damaged or was not written by `save_checkpoint`; for a folder see `latest_checkpoint`.
     """
     path = Path(path)
     if path.is_dir():
-        path = latest_checkpoint(path)
+        path = latest_checkpoint(path, at_most)
     elif not path.is_file() or not _intact(path):
         raise ValueError(f"checkpoint {path} " + ("is damaged, half-written or renamed" if path.exists() else "does not exist")
                          + "; give the folder to use the newest intact one")

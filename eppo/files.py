@@ -105,7 +105,7 @@ def scan_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if last:
                 warnings.warn(f"{path}, line {number}: half-written by a process that was killed; dropped", stacklevel=3)
                 return
-            raise ValueError(f"{path}, line {number} is corrupt ({error}): delete that line, or move the run's folder away and "
+            raise ValueError(f"{path}, line {number} is corrupt ({error}): restore the file, or move the run's folder away and "
                              "start again") from None
         yield line + b"\n", row
 

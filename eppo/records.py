@@ -29,6 +29,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from eppo.checkpoint import list_checkpoints
 from eppo.config import ROOT, RunConfig
 from eppo.files import LineFile, encode, read_lines, write_atomically
 from eppo.types import StepRecord
@@ -81,6 +82,8 @@ class RunWriter:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             before = self._check_folder(resume)
+            if resume:
+                self._check_course()
             self._files = {name: LineFile(self.folder / f"{name}.jsonl") for name in FILES}
             self.rewind(-1 if self.last_step is None else self.last_step)       # rows of a step that was never finished
             self.info = {"schema": SCHEMA, "identity": config.identity(), "config": config.to_dict(), "seed": config.seed,
@@ -107,6 +110,15 @@ class RunWriter:
             raise ValueError(f"{self.folder} already holds a run (status {info['status']}, {self._num_steps()} steps); "
                              "resume it, give another out, or move the folder away")
         return info
+
+    def _check_course(self) -> None:
+        """Before anything is cut: the steps follow each other, and some checkpoint is no later than the last of them."""
+        path = self.folder / "steps.jsonl"
+        last = max([0, *(row["step"] for row in _course(path))])
+        saved = [step for step, _ in list_checkpoints(self.folder / "checkpoints")]
+        if saved and min(saved) > last:
+            raise ValueError(f"{path} ends at step {last}, but the checkpoints beside it are of steps {', '.join(map(str, saved))}: lines "
+                             "are lost. Restore the file, or move the run's folder away and start again; nothing has been changed")
 
     def _num_steps(self) -> int:
         return _count_lines(self.folder / "steps.jsonl")
@@ -182,7 +194,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """
     folder = Path(folder)
     info = _read_info(folder)
-    frames = {name: _frame(read_lines(folder / f"{name}.jsonl")) for name in ("steps", "episodes", "eval")}
+    frames = {"steps": _frame(_course(folder / "steps.jsonl"))}
+    frames |= {name: _frame(read_lines(folder / f"{name}.jsonl")) for name in ("episodes", "eval")}
     return Run(folder, info, **frames)
 
 
@@ -216,6 +229,20 @@ def compare_steps(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> list[
             if not name.startswith("perf/") and repr(values[0]) != repr(values[1]):
                 found.append(f"step {step}: {name}: {values[0]!r} is not {values[1]!r}")
     return found
+
+
+def _course(path: Path) -> list[dict[str, Any]]:
+    """The rows of steps.jsonl.
+
+    Raises:
+        ValueError: a corrupt line, or a step that does not follow the one before it.
+    """
+    rows = read_lines(path)
+    for number, (before, row) in enumerate(zip(rows, rows[1:]), start=2):
+        if row["step"] != before["step"] + 1:
+            raise ValueError(f"{path}, line {number}: step {row['step']} comes after step {before['step']}; lines are lost or changed: "
+                             "restore the file, or move the run's folder away and start again")
+    return rows
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -221,7 +221,8 @@ class _Run:
 
     def restore(self) -> int:
         """Load the last good checkpoint, drop what was recorded after it, and return its step."""
-        state = load_checkpoint(self.writer.folder / "checkpoints")
+        # A step's line is on the disk before its checkpoint: one that is later than the records has lost some, and is repeated.
+        state = load_checkpoint(self.writer.folder / "checkpoints", at_most=self.writer.last_step or 0)
         step = state["step"]
         if state["start"] != self.start:
             raise ValueError(f"{self.writer.folder} began from other weights ({state['start']}) than there are now ({self.start}); "

@@ -122,7 +122,7 @@ def _diagnostic_panels(panels: Sequence[Axes], methods: Methods, tasks: Sequence
     values = diagnostics_of(methods, tasks)
     for column, (ax, (name, direction)) in enumerate(zip(panels, DIAGNOSTICS)):
         rising = {method: sum(row[3] for row in rows) for method, rows in values.items()}
-        remarks = [f" ({rising[method]} of {len(tasks) * len(rows)} rise)" if column == 1 and rising[method] else ""
+        remarks = [f" ({rising[method]} of {len(tasks_of(methods[method])) * len(rows)} rise)" if column == 1 and rising[method] else ""
                    for method, rows in values.items()]
         bars(ax, [([row[column] for row in rows], remark) for rows, remark in zip(values.values(), remarks)], whole=column == 0)
         ax.set_title(("(c) " if column == 0 else "") + name, loc="left")

@@ -56,6 +56,9 @@ def typed_parameters(notebook: Path, given: Mapping[str, Any]) -> dict[str, Any]
     declared = declared_parameters(notebook)
     values = {}
     for name, value in given.items():
+        if "." in name and "overrides" in declared:
+            raise ValueError(f"{name!r} is a key of the recipe, not a parameter of {notebook.name}: -p overrides "
+                             f"'{json.dumps({name: value})}'")
         kind, default = declared[check_name(f"parameter of {notebook.name}:", name, tuple(declared))]
         optional = re.fullmatch(r"Optional\[(.*)\]", kind)
         if (optional or default is None) and value in (None, "None", "null"):

@@ -93,9 +93,22 @@ def plan(notebook: Path, given: Mapping[str, Any], resume: bool = False) -> Job:
         parts = [notebook.stem, *([f"s{values['seed']}"] if "seed" in values else []),
                  *([hashlib.sha256(extra.encode()).hexdigest()[:8]] if extra != "{}" else [])]
         output = ROOT / "results" / "notebooks" / Path(recipe or "").stem / ("-".join(parts) + ".ipynb")
+    _check_writable(output.parent)
+    recorded = run_dir / "steps.jsonl" if run_dir else None
+    if recorded and recorded.exists() and recorded.stat().st_size and not (resume or values.get("resume")):
+        raise ValueError(f"{run_dir} already holds a run; --resume goes on with it, or give another out, or move the folder away")
     if resume and "resume" in declared and (run_dir is None or any((run_dir / "checkpoints").glob("step-*.pt"))):
         values["resume"] = True
     return Job(notebook, output, values, run_dir, identity, steps)
+
+
+def _check_writable(folder: Path) -> None:
+    """ValueError unless files can be made in `folder`, which need not exist yet."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file; a folder is needed there: give another out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{there} cannot be written; give another out, or its rights to this user")
 
 
 def is_finished(job: Job) -> bool:

@@ -176,7 +176,7 @@ def test_a_corrupt_line_in_the_middle_is_an_error(tmp_path, line):
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([lines[0], line, lines[2]]) + b"\n")
     for use in (lambda: read_run(tmp_path), lambda: RunWriter(tmp_path, CONFIG, resume=True)):
-        with pytest.raises(ValueError, match="steps.jsonl, line 2 is corrupt .*delete that line, or move"):
+        with pytest.raises(ValueError, match="steps.jsonl, line 2 is corrupt .*restore the file, or move"):
             use()
 
 

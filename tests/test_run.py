@@ -242,3 +242,26 @@ def test_bad_input_is_one_line_and_exit_2(runner, tree, capsys, arguments, words
     error = capsys.readouterr().err
     assert words in error and error.startswith("error: ") and error.count("\n") == 1
     assert not (tree / "results").exists()
+
+
+def test_a_recorded_run_is_refused_before_its_notebook_is_touched(runner, tmp_path):
+    notebook_of = runner.find_notebook("train")
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "steps.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match="already holds a run; --resume goes on"):
+        runner.plan(notebook_of, {"out": str(tmp_path / "o")})
+    assert runner.plan(notebook_of, {"out": str(tmp_path / "o")}, resume=True).run_dir == tmp_path / "o"
+
+
+def test_an_output_folder_that_cannot_be_made_is_an_error_in_one_line(runner, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file"):
+        runner.plan(runner.find_notebook("train"), {"out": str(tmp_path / "file")})
+    monkeypatch.setattr(runner.os, "access", lambda path, mode: False)      # root may write everywhere
+    with pytest.raises(ValueError, match="cannot be written"):
+        runner.plan(runner.find_notebook("train"), {"out": str(tmp_path / "o")})
+
+
+def test_a_recipe_key_given_as_a_parameter_is_told_where_it_belongs(runner):
+    with pytest.raises(ValueError, match=r"""-p overrides '{"model.path": "/m"}'"""):
+        runner.plan(runner.find_notebook("train"), {"model.path": "/m"})

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,34 @@ def test_a_killed_run_resumes_to_the_same_bits(start, whole, tmp_path):
         warnings.simplefilter("ignore")                     # a half-written line or checkpoint is reported as a warning
         list(train(config(start, out), resume=True))
     assert_same_run(whole, out)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_steps_whose_records_are_lost_are_repeated(start, whole, tmp_path, lost):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    lines = (run / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "steps.jsonl").write_bytes(b"".join(lines[:-lost]) + lines[-lost][:40])
+    with pytest.warns(UserWarning, match="half-written"):
+        list(train(config(start, run), resume=True))
+    assert_same_run(whole, run)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "garbage", "gap", "short"])
+def test_lost_records_are_refused_and_nothing_is_cut(start, whole, tmp_path, damage):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    lines = (run / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "steps.jsonl").unlink()
+    if damage != "deleted":
+        left = {"garbage": [b"\xff" * 300], "gap": lines[:1] + lines[2:], "short": lines[:2]}[damage]       # checkpoints: 2 and 4
+        (run / "steps.jsonl").write_bytes(b"".join(left))
+    before = {path: path.read_bytes() for path in run.glob("*.json*")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="lines are lost"):
+            next(train(config(start, run), resume=True))
+    assert before == {path: path.read_bytes() for path in run.glob("*.json*")}
 
 
 def test_resume_needs_a_run_and_a_run_is_not_overwritten(start, whole, tmp_path):
