@@ -7,6 +7,7 @@ generator samples from.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Iterable, NamedTuple
 
 import torch
@@ -98,18 +99,24 @@ def load_policy(path: str, dtype: str = "float32", device: str = "cpu") -> tuple
     """Model and tokenizer of a local folder or a hub id.
 
     Raises:
-        ValueError: the folder holds no model, or the tokenizer has no chat template.
+        ValueError: in one line: no such folder, a folder without model, weights or tokenizer, a hub id that cannot be had here, a
+            file that cannot be read, or a tokenizer without a chat template.
     """
     from transformers import AutoModelForCausalLM
 
+    tokenizer = load_tokenizer(path)
+    folder = Path(path)
+    weights = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+    if folder.is_dir() and not any(file for pattern in weights for file in folder.glob(pattern)):
+        raise ValueError(f"model.path {path!r}: the folder has no weights (model.safetensors); save them there with "
+                         "model.save_pretrained(folder)")
     try:
-        tokenizer = load_tokenizer(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"model.path {path!r}: not a model folder or hub id that can be read here ({error})") from error
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except Exception as error:                              # noqa: BLE001  whatever the library says of a broken file
+        raise ValueError(_unreadable(path, "model", error)) from error
     if not tokenizer.chat_template:
         raise ValueError(f"model.path {path!r}: its tokenizer has no chat template; instruction-tuned models have one")
-    return model, tokenizer
+    return model.to(device), tokenizer
 
 
 def load_tokenizer(path: str) -> Any:
@@ -117,12 +124,37 @@ def load_tokenizer(path: str) -> Any:
 
     AutoTokenizer goes by the model's architecture: for a Qwen2 it would put Qwen2's own pre-tokenizer in place of the saved one, and
     the same text would become other tokens. A folder that says it holds a plain fast tokenizer is therefore read as one.
+
+    Raises:
+        ValueError: in one line: no such folder, or no tokenizer that can be had and read here.
     """
+    folder = Path(path)
+    if folder.is_dir():
+        names = {file.name for file in folder.iterdir()}
+        if "config.json" not in names:
+            raise ValueError(f"model.path {path!r}: the folder has no config.json, so it is no model; a run's is in its folder model/")
+        if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json"}:
+            raise ValueError(f"model.path {path!r}: the folder has no tokenizer (tokenizer.json); save the model's own there with "
+                             "tokenizer.save_pretrained(folder)")
+    elif folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ValueError(f"model.path {path!r}: there is no such folder; give a model's folder, a hub id such as "
+                         "Qwen/Qwen2.5-0.5B-Instruct, or micro")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    plain = get_tokenizer_config(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(path)
+    try:
+        plain = get_tokenizer_config(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
+        return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(path)
+    except Exception as error:                              # noqa: BLE001  whatever the library says of a broken file
+        raise ValueError(_unreadable(path, "tokenizer", error)) from error
+
+
+def _unreadable(path: str, what: str, error: Exception) -> str:
+    reason = f"{type(error).__name__}: " + " ".join(str(error).split())[:160]
+    if Path(path).is_dir():
+        return f"model.path {path!r}: the {what} in this folder cannot be read ({reason}); save or download it again"
+    return (f"model.path {path!r}: no such folder here, and as a hub id its {what} cannot be had: misspelt, gated, or offline "
+            f"(HF_HUB_OFFLINE=1 keeps to what is downloaded); hf download {path} fetches it where there is a network ({reason})")
 
 
 def splits_cleanly(model: nn.Module) -> bool:

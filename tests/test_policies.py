@@ -92,7 +92,7 @@ def test_policies_by_name(run, monkeypatch):
 def test_what_cannot_be_opened_says_why(run, tmp_path):
     with pytest.raises(ValueError, match="unknown backend 'vlm'; did you mean 'vllm'"):
         open_policy(run, backend="vlm")
-    with pytest.raises(ValueError, match="not a model folder or hub id"):
+    with pytest.raises(ValueError, match="no such folder here, and as a hub id"):
         open_policy("no/such-model")
     with pytest.raises(ValueError, match="nothing does not exist; make reproduce"):
         open_policy(tmp_path / "nothing")

@@ -123,6 +123,33 @@ def test_a_reloaded_tokenizer_cuts_text_as_the_trained_one_did(tmp_path):
     assert load_policy(str(tmp_path))[1].encode(text) == tokenizer.encode(text)
 
 
-def test_a_path_without_a_model_is_named(tmp_path):
-    with pytest.raises(ValueError, match="not a model folder or hub id"):
-        load_policy(str(tmp_path / "nothing"))
+@pytest.mark.parametrize("left_out, words", [
+    ("config.json", "the folder has no config.json"), ("tokenizer.json", "the folder has no tokenizer .tokenizer.json.; save the model's"),
+    ("model.safetensors", "the folder has no weights .model.safetensors."), (None, "its tokenizer has no chat template")])
+def test_what_a_model_folder_lacks_is_named_in_one_line(tmp_path, left_out, words):
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / (left_out or "chat_template.jinja")).unlink()
+    with pytest.raises(ValueError, match=words) as caught:
+        load_policy(str(tmp_path))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json"])
+def test_a_broken_file_of_a_model_folder_is_one_line(tmp_path, name):
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(ValueError, match="in this folder cannot be read .*save or download it again") as caught:
+        load_policy(str(tmp_path))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path, words", [
+    ("{}/nothing", "there is no such folder; give a model's folder, a hub id"), ("./nothing", "there is no such folder"),
+    ("Nobody/Such-Model", "as a hub id its tokenizer cannot be had: misspelt, gated, or offline .*hf download Nobody"),
+    ("micr", "no such folder here, and as a hub id")])
+def test_a_path_without_a_model_is_named(tmp_path, path, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        load_policy(path.format(tmp_path))
+    assert "\n" not in str(caught.value)
