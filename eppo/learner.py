@@ -1,17 +1,19 @@
 """The learner: the trained model, its frozen reference and its optimiser; scores batches and takes optimiser steps.
 
 Sums run over the whole optimiser step: denominators are counted before the first micro-batch, so that any micro-batch size, any
-number of processes and any padding give the same gradient.
+number of processes and any padding give the same gradient. Of several processes (`eppo.distributed`) each passes its share of the
+rows through the model; the whole batch, its scores and the summed gradient every one has.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from eppo import distributed
 from eppo.algorithms import Algorithm, Forward
 from eppo.batching import microbatches
 from eppo.config import RunConfig
@@ -52,12 +54,24 @@ class Learner:
     @torch.no_grad()
     def _score(self, model: nn.Module, batch: Batch, *, entropy: bool) -> Scores:
         logp_BT, entropy_BT = (torch.zeros(batch.ids_BT.shape, dtype=torch.float32) for _ in range(2))
-        for rows in microbatches(batch, self.config.optim.micro_batch_tokens):
+        for rows in self._own_microbatches(batch):
             part = batch.select(rows)
             scores = token_scores(model, part.ids_BT, part.mask_BT, self.config.rollout.temperature, entropy=entropy)
             logp_BT[rows, :part.ids_BT.shape[1]] = scores.logp_BT.cpu()
             entropy_BT[rows, :part.ids_BT.shape[1]] = scores.entropy_BT.cpu()
-        return Scores(logp_BT, entropy_BT, None)
+        return Scores(distributed.total(logp_BT), distributed.total(entropy_BT), None)
+
+    def _own_microbatches(self, batch: Batch) -> Iterator[list[int]]:
+        """The rows of each micro-batch; of several processes: a share of the rows with a share of the tokens, neighbours together."""
+        limit = self.config.optim.micro_batch_tokens
+        if distributed.size() == 1:
+            yield from microbatches(batch, limit)
+            return
+        order = [row for rows in microbatches(batch, limit) for row in rows]
+        own = distributed.share(order, [len(batch.trajectories[row].ids_T) for row in order])
+        if own:
+            for rows in microbatches(batch.select(own), limit):
+                yield [own[row] for row in rows]
 
     # one optimiser step --------------------------------------------------------------------------------------------
     def update(self, batch: Batch, eps: dict[str, float]) -> dict[str, float]:
@@ -66,22 +80,27 @@ class Learner:
         Raises:
             FloatingPointError: a log-probability, a loss or a gradient is not finite; names task and tensor. Weights are untouched.
         """
-        algorithm, optim = self.algorithm, self.config.optim
+        algorithm = self.algorithm
         before = self._score(self.model, batch, entropy=False).logp_BT if "policy_pass" in algorithm.needs else None
         lo_BT, hi_BT = algorithm.bounds(batch, eps, before)
         count = algorithm.denominator(batch.mask_BT)
         by_task = "per_task_grad" in algorithm.needs
         parts = self._task_parts(batch) if by_task else {"": list(range(len(batch.trajectories)))}
         gradients, metrics, logp_BT = {}, {}, torch.zeros(batch.ids_BT.shape)
-        for task, rows in parts.items():
-            for micro in microbatches(batch.select(rows), optim.micro_batch_tokens):
-                chosen = [rows[row] for row in micro]
-                scores = self._backward(batch, chosen, lo_BT, hi_BT, count, metrics)
-                logp_BT[chosen, :scores.shape[1]] = scores
-            if by_task:
-                gradients[task] = self._take_gradient()
+        self.optimizer.zero_grad(set_to_none=True)          # what an update left that failed in another process
+        with distributed.total_notes(algorithm.notes), distributed.failing_together():
+            for task, rows in parts.items():
+                for micro in self._own_microbatches(batch.select(rows)):
+                    chosen = [rows[row] for row in micro]
+                    scores = self._backward(batch, chosen, lo_BT, hi_BT, count, metrics)
+                    logp_BT[chosen, :scores.shape[1]] = scores
+                if by_task:
+                    gradients[task] = self._take_gradient()
         if by_task:
-            self._set_gradient(algorithm.combine(gradients))
+            self._set_gradient(algorithm.combine({task: distributed.total(gradient) for task, gradient in gradients.items()}))
+        else:
+            distributed.total_gradients(self.parameters)
+        metrics, logp_BT = distributed.total_values(metrics), distributed.total(logp_BT)
         metrics |= update_metrics(batch, logp_BT, algorithm.clip_events(batch, logp_BT, lo_BT, hi_BT), lo_BT, hi_BT)
         metrics["loss/grad_norm"] = self._step()
         return metrics

@@ -5,7 +5,8 @@
     3 turn rewards into advantages                     7 write the step record
     4 measure per-task entropy, set each task's clip
 
-A method is a set of hooks (`eppo.algorithms`); the loop has no branch on its name.
+A method is a set of hooks (`eppo.algorithms`); the loop has no branch on its name. Under a launcher every process runs the loop on
+the same batch (`eppo.distributed`); the first one writes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from eppo import distributed
 from eppo.algorithms import Algorithm, get_algorithm
 from eppo.batching import TaskSampler, minibatches, to_batch
 from eppo.chat import ChatFormat
@@ -28,7 +30,6 @@ from eppo.generate import TransformersGenerator, stable_seed
 from eppo.learner import Learner, mean_metrics
 from eppo.measure import batch_metrics, episode_row, task_stats, trajectory_row, validation_metrics
 from eppo.pools import WeightPools
-from eppo.records import RunWriter
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs, to_groups
 from eppo.selection import MAX_ROUNDS
 from eppo.types import Batch, Group, StepRecord, Trajectory
@@ -48,7 +49,7 @@ def train(config: RunConfig, resume: bool = False) -> Iterator[StepRecord]:
         FloatingPointError: a non-finite loss or gradient; names step, task and tensor. The last checkpoint is intact.
     """
     torch.set_num_threads(config.threads or torch.get_num_threads())
-    with RunWriter(config.run_dir(), config, resume=resume) as writer, _Run(config, writer) as run:
+    with distributed.joined(config.device), distributed.open_writer(config, resume) as writer, _Run(config, writer) as run:
         step = run.restore() if resume else 0
         if not resume:
             run.save(0)
@@ -88,10 +89,12 @@ def _due(step: int, every: int, last: int) -> bool:
 class _Run:
     """Everything one run holds: policy, generator, environments, data position, records."""
 
-    def __init__(self, config: RunConfig, writer: RunWriter) -> None:
+    def __init__(self, config: RunConfig, writer: distributed.RunWriter | distributed.SilentWriter) -> None:
         self.config, self.writer = config, writer
         self.algorithm: Algorithm = get_algorithm(config.method, **config.algorithm)
-        model, tokenizer, self.start = start_policy(config)
+        with distributed.first_alone():
+            model, tokenizer, self.start = start_policy(config)
+        distributed.require_same("the digest of the start weights", self.start)
         self.chat = ChatFormat(tokenizer)
         rollout = config.rollout
         self.limits = RolloutLimits(rollout.max_tokens, rollout.max_turn_tokens, rollout.max_turns, rollout.temperature,
@@ -134,7 +137,8 @@ class _Run:
 
     def _play(self, jobs: list[Job], pool: EnvPool, limits: RolloutLimits) -> list[Trajectory]:
         rollout = self.config.rollout
-        return run_jobs(jobs, pool, self.generator, self.chat, limits, workers=rollout.workers, concurrency=rollout.concurrency)
+        return distributed.spread(jobs, lambda own: run_jobs(own, pool, self.generator, self.chat, limits, workers=rollout.workers,
+                                                             concurrency=rollout.concurrency))
 
     # step 5 --------------------------------------------------------------------------------------------------------
     def optimise(self, step: int, batch: Batch, eps: dict[str, float]) -> dict[str, float]:
@@ -203,13 +207,15 @@ class _Run:
     def export(self) -> None:
         """The trained model as an ordinary model folder, `model` in the run's folder, and what it began from as `start`."""
         for name, module in (("model", self.learner.model), ("start", self.learner.reference)):
-            if module is not None:
+            if module is not None and distributed.rank() == 0:
                 module.generation_config.eos_token_id = list(self.chat.stop_ids)          # servers stop there
                 module.save_pretrained(self.writer.folder / name)
                 self.chat.tokenizer.save_pretrained(self.writer.folder / name)
 
     # checkpoints ---------------------------------------------------------------------------------------------------
     def save(self, step: int) -> None:
+        if distributed.rank() > 0:
+            return
         save_checkpoint(self.writer.folder / "checkpoints", step, {
             "step": step, "learner": self.learner.state_dict(), "pools": self.pools.state_dict(), "sampler": self.sampler.state_dict(),
             "algorithm": self.algorithm.state_dict(), "clipped": self.clipped, "rng": capture_rng(), "start": self.start})
@@ -224,6 +230,7 @@ class _Run:
         # A step's line is on the disk before its checkpoint: one that is later than the records has lost some, and is repeated.
         state = load_checkpoint(self.writer.folder / "checkpoints", at_most=self.writer.last_step or 0)
         step = state["step"]
+        distributed.require_same("the step of the last checkpoint", step)
         if state["start"] != self.start:
             raise ValueError(f"{self.writer.folder} began from other weights ({state['start']}) than there are now ({self.start}); "
                              "restore that model or start a new run")
