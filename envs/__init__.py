@@ -23,14 +23,16 @@ def known_tasks() -> tuple[str, ...]:
 
 
 def register(task: str, cls: type[Env]) -> None:
-    """Make `cls` available as task `task`.
+    """Make `cls` available as task `task`. A class of the same module and name, from a cell or file that was run again, takes the
+    place of the one before.
 
     Raises:
         ValueError: the id is taken or is not a lower-case identifier.
     """
     if not task.isidentifier() or task != task.lower():
         raise ValueError(f"task id {task!r} must be a lower-case identifier")
-    if task in _CLASSES and _CLASSES[task] is not cls:
+    before = _CLASSES.get(task, cls)
+    if isinstance(before, str) or (before.__module__, before.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"task id {task!r} is taken")
     _CLASSES[task] = cls
 

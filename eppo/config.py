@@ -25,103 +25,17 @@ from typing import Any
 import yaml
 
 from eppo.checks import check_name
+from eppo.plugins import absolute_plugins, load_plugins
+from eppo.sections import Environments, Model, Optim, Rollout, Validation, WarmStart
 from eppo.strict import Section, Settings, build, did_you_mean, key, kind_of, leaves, thaw
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "notebooks" / "recipes"
 RECIPE_KEYS = ("inherits", "method_settings", "sweep")      # keys of a recipe file that are not keys of a run
 SWEEP_KEYS = ("methods", "seeds")
-SHORT_KEYS = ("method", "seed", "steps", "tasks", "out")    # overrides whose None means: what the recipe says
-WITHOUT_EFFECT = ("recipe", "out", "threads", "trajectories", "checkpoint_every")   # keys that leave the results alone
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model(Section):
-    section = "model"
-    path: str = key("micro", '"micro" (small, trained from nothing), a local folder or a hub id.')
-    dtype: str = key("float32", "Number format of the weights.", choices=("float32", "bfloat16"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Environments(Section):
-    section = "env"
-    source: str = key("generated", "Where instances come from.", choices=("generated", "official"))
-    size: str = key("small", "Size of generated instances.", choices=("micro", "small", "full"))
-    rules: str = key("agentbench", "To the letter, or with known holes closed.", choices=("agentbench", "strict"))
-    path: str | None = key(None, "Folder of the official files; null looks at EPPO_DATA.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollout(Section):
-    section = "rollout"
-    generator: str = key("transformers", "What samples the tokens.", choices=("transformers", "vllm"))
-    prompts_per_task: int = key(26, "Prompts of each task in a step (the paper: 128 over five tasks).", low=1)
-    group_size: int = key(8, "Episodes of a prompt, G.", low=1)
-    temperature: float = key(0.8, "Sampling temperature; log-probabilities and entropy are taken at it too.", low=1e-3)
-    max_tokens: int = key(8192, "Tokens of a whole episode, prompt and observations included.", low=1)
-    max_turn_tokens: int = key(1024, "Sampled tokens of one turn.", low=1)
-    max_turns: int | None = key(None, "Turns of an episode; null is the environment's own limit.", low=1)
-    concurrency: int = key(64, "Episodes decoded at once.", low=1)
-    workers: int = key(8, "Threads that step environments.", low=1)
-    lag: int = key(0, "The rollouts of step t come from the weights of step t - lag.", low=0)
-    stale_share: float = key(0.25, "Probability that a turn is sampled by the stale pool.", low=0, high=1)
-    stale_refresh: int = key(25, "Steps between two refreshes of the stale pool.", low=1)
-    abnormal_reward: float | None = key(-0.2, "Training reward of an episode that did not complete; null: as it came.")
-
-    def _check(self) -> None:
-        if self.max_turn_tokens > self.max_tokens:
-            raise ValueError(f"rollout.max_turn_tokens = {self.max_turn_tokens} is more than rollout.max_tokens = "
-                             f"{self.max_tokens}, the limit of the whole episode; lower the first or raise the second")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optim(Section):
-    section = "optim"
-    lr: float = key(1e-5, "Learning rate of AdamW.", low=0)
-    weight_decay: float = key(0.0, "Weight decay of AdamW.", low=0)
-    betas: tuple[float, float] = key((0.9, 0.999), "The two decay rates of AdamW.", low=0, high=1)
-    grad_clip: float = key(1.0, "Largest gradient norm; larger gradients are scaled down to it.", low=1e-12)
-    warmup_steps: int = key(0, "Optimiser steps over which the learning rate rises linearly.", low=0)
-    minibatches: int = key(1, "Optimiser steps that one pass over a rollout batch is cut into.", low=1)
-    epochs: int = key(1, "Passes over a rollout batch.", low=1)
-    micro_batch_tokens: int = key(16384, "Padded tokens of one forward pass; changes memory, not the sum.", low=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validation(Section):
-    section = "validation"
-    instances: int = key(32, "Fixed dev instances of each task that a validation plays; 0 plays none.", low=0)
-    temperature: float = key(0.8, "Sampling temperature of a validation; 0 is greedy.", low=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmStart(Section):
-    """Supervised imitation of noisy expert episodes that gives the micro model its start; unused for other models."""
-
-    section = "warm_start"
-    episodes: int = key(400, "Distinct expert episodes of a task.", low=1)
-    batch_episodes: int = key(12, "Episodes of one update.", low=1)
-    max_tokens_seen: int = key(3_000_000, "Tokens after which the warm start gives up.", low=1)
-    lr: float = key(3e-3, "Highest learning rate.", low=0)
-    noise: float | Settings = key(0.1, "Probability that an expert's turn is a mistake; a number or one a task.", low=0, high=1)
-    share: Settings = key(Settings(), "Relative weight of a task in the batches; 1 where absent.", low=0)
-    target_low: float = key(0.10, "Lowest sampled success at which a task counts as started.", low=0, high=1)
-    target_high: float = key(0.70, "Highest sampled success that still leaves room to learn.", low=0, high=1)
-    seed: int = key(0, "Seed of episodes, tokenizer, weights and order.", low=0)
-    hidden: int = key(128, "Width of the micro model.", low=8)
-    layers: int = key(4, "Layers of the micro model.", low=1)
-    heads: int = key(4, "Attention heads of the micro model.", low=1)
-    kv_heads: int = key(2, "Key and value heads of the micro model.", low=1)
-    mlp: int = key(384, "Inner width of the micro model's MLP.", low=8)
-    vocab: int = key(1536, "Largest vocabulary of the micro tokenizer, special tokens included.", low=260)
-
-    def _check(self) -> None:
-        if self.target_low >= self.target_high:
-            raise ValueError(f"warm_start.target_low = {self.target_low} must be below target_high = {self.target_high}")
-        for part, whole in (("heads", "hidden"), ("kv_heads", "heads")):
-            size, parts = getattr(self, whole), getattr(self, part)
-            if size % parts:
-                raise ValueError(f"warm_start.{part} = {parts} must divide warm_start.{whole} = {size}")
+SHORT_KEYS = ("method", "seed", "steps", "tasks", "out", "plugins")    # overrides whose None means: what the recipe says
+# Keys that leave the results alone. Plugins bring names; those that are used are method and tasks.
+WITHOUT_EFFECT = ("recipe", "out", "threads", "trajectories", "checkpoint_every", "plugins")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +47,7 @@ class RunConfig(Section):
     seed: int = key(0, "Seed of everything random in the run.", low=0)
     steps: int = key(700, "Rollout batches to train on.", low=0)
     tasks: tuple[str, ...] = key(("alfworld", "db", "kg", "os", "webshop"), "The environments, in this order.")
+    plugins: tuple[str, ...] = key((), "Files (.py) or modules that register methods and environments, imported before names are checked.")
     out: str | None = key(None, "Folder of the run; null is results/runs/<recipe>/<method>-s<seed>-<identity>.")
     checkpoint_every: int = key(20, "Steps between checkpoints.", low=1)
     validate_every: int = key(20, "Steps between validations; 0 is never.", low=0)
@@ -148,14 +63,50 @@ class RunConfig(Section):
     warm_start: WarmStart = WarmStart()
 
     def _check(self) -> None:
+        load_plugins(self.plugins)
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks = {list(self.tasks)} must name at least one task, each once")
         for names, path in ((self.tasks, "tasks"), (self.warm_start.share, "warm_start.share"),
                             (self.warm_start.noise, "warm_start.noise")):
             _check_tasks(names if not isinstance(names, float) else (), path)
-        from eppo.algorithms import get_algorithm
+        self._check_method()
+        groups = self.rollout.prompts_per_task * len(self.tasks)
+        if self.optim.minibatches > groups:
+            raise ValueError(f"optim.minibatches = {self.optim.minibatches} is more than the {groups} groups of a step "
+                             "(rollout.prompts_per_task x tasks), which are not divided: lower the first or raise the second")
 
-        get_algorithm(self.method, **self.algorithm)
+    def _check_method(self) -> None:
+        """Only what needs its class imports the method, and torch with it: a wrong name is refused at once."""
+        from eppo.algorithms import ALGORITHMS, get_algorithm
+
+        check_name("method", self.method, tuple(ALGORITHMS))
+        alone = self.rollout.group_size == 1
+        if self.algorithm or alone:
+            method = get_algorithm(self.method, **self.algorithm)
+            if alone and method.compares_group:
+                raise ValueError(f"rollout.group_size = 1: method {self.method!r} compares an episode with the others of its prompt, so "
+                                 "that every advantage would be 0 and nothing learned; give at least 2")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the run must know, as constant texts: values under which little or nothing is learned."""
+        optim, rollout = self.optim, self.rollout
+        updates, texts = self.steps * optim.minibatches * optim.epochs, []
+        if optim.lr == 0:
+            texts.append("optim.lr = 0: the weights stay those of the start (a control).")
+        if self.steps and optim.warmup_steps >= updates:
+            texts.append(f"optim.warmup_steps = {optim.warmup_steps}, but the run has {updates} optimiser steps: optim.lr is not reached.")
+        if rollout.temperature < 0.1:
+            texts.append(f"rollout.temperature = {rollout.temperature:g}: the episodes of a prompt will be nearly equal, and a group "
+                         "without spread has advantage 0.")
+        if rollout.max_turn_tokens < 8:
+            texts.append(f"rollout.max_turn_tokens = {rollout.max_turn_tokens}: hardly a tool call fits, turns will be cut.")
+        return texts
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process the plugins are not imported yet."""
+        load_plugins(state["plugins"])
+        self.__dict__.update(state)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, every key present; `from_dict` gives the same configuration back."""
@@ -215,6 +166,7 @@ def read_recipe(name: str | os.PathLike[str]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path in chain:
         values = _read_yaml(path)
+        values |= {"plugins": absolute_plugins(values["plugins"], path.parent)} if "plugins" in values else {}
         for part, inside in (("method_settings", None), ("sweep", SWEEP_KEYS)):
             if not isinstance(own := values.get(part, {}), dict) or not set(own) <= set(own if inside is None else inside):
                 raise ValueError(f"{path}: {part} = {own!r} must be a mapping" + (f" of {', '.join(inside)}" if inside else ""))
@@ -228,12 +180,16 @@ def load_recipe(name_or_path: str | os.PathLike[str], **overrides: Any) -> RunCo
 
     Args:
         name_or_path: "micro" for notebooks/recipes/micro.yaml, or a path that ends in .yaml.
-        overrides: dotted keys (`**{"rollout.lag": 2}`) and top-level ones; None for method, seed, steps, tasks or out keeps
-            what the recipe says.
+        overrides: dotted keys (`**{"rollout.lag": 2}`) and top-level ones; None for one of SHORT_KEYS keeps what the recipe says.
+            Plugins that are relative paths: in a recipe from its folder, here from the working directory.
 
     Raises:
-        ValueError: no such recipe, a key that does not exist (with the nearest), or a value that does not fit.
+        ValueError: no such recipe, a key that does not exist (with the nearest), a value that does not fit, or a plugin that
+            cannot be imported.
     """
+    if overrides.get("plugins") is not None:                # the recipe itself may name what they register
+        overrides |= {"plugins": absolute_plugins(overrides["plugins"])}
+        _load(overrides["plugins"])
     values = read_recipe(name_or_path)
     changed = {path: value for path, value in overrides.items() if not (value is None and path in SHORT_KEYS)}
     for path, value in changed.items():
@@ -253,12 +209,19 @@ def _resolve(values: Mapping[str, Any], recipe: str, source: str) -> RunConfig:
     plain = {name: value for name, value in values.items() if name not in RECIPE_KEYS}
     own = values.get("method_settings", {})
     try:
+        _load(values.get("plugins", ()))
         for method in own:
             RunConfig(method=method, algorithm=own[method])
         plain["algorithm"] = _merge(own.get(plain.get("method", "eppo"), {}), plain.get("algorithm", {}))
         return RunConfig.from_dict({"recipe": recipe} | plain)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
+
+
+def _load(plugins: Any) -> None:
+    """Import plugins before the whole is checked; what is no list of texts is refused there."""
+    if isinstance(plugins, (list, tuple)) and all(isinstance(name, str) for name in plugins):
+        load_plugins(plugins)
 
 
 class _StrictLoader(yaml.SafeLoader):

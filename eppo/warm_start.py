@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,11 @@ def cache_key(config: RunConfig) -> str:
     sources = sorted(path for path in (ROOT / "envs").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     for path in [*sources, *(ROOT / "eppo" / name for name in ("chat.py", "imitation.py", "policy.py", "warm_start.py"))]:
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    for task in config.tasks:                               # an environment of the user's own lies elsewhere, or in a notebook's cell
+        module = sys.modules[envs.env_class(task).__module__]
+        path = Path(getattr(module, "__file__", None) or ROOT)
+        if path.is_file() and ROOT / "envs" not in path.parents:
+            digest.update(task.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

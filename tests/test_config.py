@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
+from eppo.algorithms import ALGORITHMS, Algorithm, register
 from eppo.config import RECIPES, ROOT, RunConfig, known_paths, load_recipe, read_recipe
 
 
@@ -74,12 +75,41 @@ def test_overrides_short_and_dotted():
     ({"warm_start.noise": {"db": 2}}, ["warm_start.noise.db = 2 must be between 0 and 1"]),
     ({"warm_start.kv_heads": 3}, ["warm_start.kv_heads = 3 must divide warm_start.heads = 4"]),
     ({"warm_start.target_low": 0.9}, ["must be below target_high"]),
+    # nothing would be learned, and no run can want that
+    ({"rollout.group_size": 1}, ["rollout.group_size = 1", "method 'eppo' compares an episode with the others", "give at least 2"]),
+    ({"rollout.group_size": 1, "method": "rloo"}, ["method 'rloo' compares"]),
+    ({"rollout.temperature": 0}, ["rollout.temperature = 0.0 must be at least 0.001"]),
+    ({"optim.minibatches": 11}, ["optim.minibatches = 11 is more than the 10 groups of a step", "lower the first or raise the second"]),
+    ({"optim.betas": [0.9, 1]}, ["optim.betas = [0.9, 1.0] must be below 1"]),
+    ({"warm_start.lr": 0}, ["warm_start.lr = 0", "learn nothing"]),
 ])
 def test_bad_overrides(overrides, words):
     with pytest.raises(ValueError) as caught:
         load_recipe("micro", **overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("overrides, words", [
+    ({"optim.lr": 0}, "optim.lr = 0: the weights stay those of the start"),
+    ({"optim.warmup_steps": 100}, "optim.warmup_steps = 100, but the run has 100 optimiser steps"),
+    ({"rollout.temperature": 0.05}, "rollout.temperature = 0.05: the episodes of a prompt will be nearly equal"),
+    ({"rollout.max_turn_tokens": 7}, "rollout.max_turn_tokens = 7: hardly a tool call fits")])
+def test_values_under_which_little_is_learned_are_a_warning(overrides, words):
+    text, = load_recipe("micro", **overrides).warnings
+    assert text.startswith(words)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"steps": 0}, {"validation.instances": 0}, {"validate_every": 0}, {"optim.minibatches": 10},
+                                       {"optim.warmup_steps": 99}, {"steps": 0, "optim.warmup_steps": 9}])
+def test_values_that_a_run_may_well_want_are_not(overrides):
+    assert load_recipe("micro", **overrides).warnings == []
+
+
+def test_a_method_with_a_baseline_of_its_own_takes_groups_of_one(monkeypatch):
+    monkeypatch.setattr("eppo.algorithms.ALGORITHMS", dict(ALGORITHMS))
+    register("absolute", type("Absolute", (Algorithm,), {"compares_group": False}))
+    assert load_recipe("micro", method="absolute", **{"rollout.group_size": 1}).rollout.group_size == 1
 
 
 @pytest.mark.parametrize("text, words", [

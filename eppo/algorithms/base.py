@@ -71,6 +71,7 @@ class Algorithm:
     clips: ClassVar[bool] = True                            # False: no bound of this method removes gradients
     needs_moved_ratio: ClassVar[bool] = False               # True: what it changes acts only where ratios have left 1
     own_bounds: ClassVar[bool] = False                      # True: its bounds do not look at the ranges of `pace`
+    compares_group: ClassVar[bool] = True                   # False: an episode's advantage needs no others of its prompt
     carried: ClassVar[tuple[str, ...]] = ("clip_steps", "clip_sum", "failure_steps", "failure_sum")
     tasks: tuple[str, ...] = field(default=(), init=False, repr=False)
     steps: int = field(default=0, init=False, repr=False)
