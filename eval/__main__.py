@@ -6,12 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from matplotlib import pyplot as plt
+from eppo.interrupts import exit_code, starting
 
-from eval.figures import draw, save
-from eval.runs import ROOT, SHIPPED, load, rows_of, shipped
-from eval.tables import render
-
+ROOT = Path(__file__).resolve().parent.parent
 FIGURES = (1, 3, "clip")
 
 
@@ -20,6 +17,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("records", nargs="*", type=Path, help="run folders; without any, those that come with the project")
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="gets tables/ and figures/ (default: results)")
     options = parser.parse_args(arguments)
+    print("reading records, drawing figures", flush=True)
+    with starting():                                        # pandas and matplotlib: seconds
+        from matplotlib import pyplot as plt
+
+        from eval.figures import draw, save
+        from eval.runs import SHIPPED, load, rows_of, shipped
+        from eval.tables import render
     folders = options.records or shipped()
     if not folders:
         print(f"no records below {SHIPPED.relative_to(ROOT)}/quickstart; make reproduce produces some, or name run folders")
@@ -40,4 +44,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

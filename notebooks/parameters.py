@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import nbformat
-import papermill
 import yaml
 
 from eppo.checks import check_name
@@ -27,23 +25,27 @@ def declared_parameters(notebook: Path) -> dict[str, tuple[str, Any]]:
     Raises:
         ValueError: a line of the parameters cell that papermill cannot read, or whose default is not a literal.
     """
-    cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if "parameters" in cell.metadata.get("tags", [])]
-    lines = ast.parse(cells[0].source).body if cells else []
-    names = [ast.unparse(line.target if isinstance(line, ast.AnnAssign) else line.targets[0]) for line in lines
-             if isinstance(line, (ast.Assign, ast.AnnAssign))]
-    read = papermill.inspect_notebook(str(notebook))
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{notebook} is no notebook: restore the file") from None
+    sources = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
     declared = {}
-    for name in names:
-        if name not in read:
+    for line in ast.parse(sources[0]).body if sources else []:
+        if not isinstance(line, (ast.Assign, ast.AnnAssign)):
+            continue
+        target, *more = line.targets if isinstance(line, ast.Assign) else [line.target]
+        annotation, name = getattr(line, "annotation", None), ast.unparse(target)
+        kind = "" if annotation is None else ast.unparse(annotation).replace(" ", "").strip("'")
+        if more or line.lineno != line.end_lineno or line.value is None or not re.fullmatch(r"[\w\[\],]*", kind):
             raise ValueError(f"{notebook.name}: papermill cannot read parameter {name!r}; write it on one line as "
                              "name: type = literal  # meaning, int = None for int | None")
         try:
-            default = ast.literal_eval(read[name]["default"])
-        except (ValueError, SyntaxError):
+            default = ast.literal_eval(line.value)
+        except ValueError:
             raise ValueError(f"{notebook.name}: the default of parameter {name!r} must be a literal, not "
-                             f"{read[name]['default']}") from None
-        kind = read[name]["inferred_type_name"]
-        declared[name] = (type(default).__name__ if kind == "None" else kind.replace(" ", ""), default)
+                             f"{ast.unparse(line.value)}") from None
+        declared[name] = (kind or type(default).__name__, default)
     return declared
 
 

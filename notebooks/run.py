@@ -11,44 +11,43 @@ Exit: 0 fine, 1 a notebook failed, 2 bad input, 130 Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import hashlib
-import json
-import os
-import re
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import nbformat
-import papermill
-import psutil
-from ipykernel.kernelspec import write_kernel_spec
 
 NOTEBOOKS = Path(__file__).resolve().parent
 ROOT = NOTEBOOKS.parent
 sys.path[:0] = [str(ROOT), str(NOTEBOOKS)]
 
-from parameters import declared_parameters, typed_parameters  # noqa: E402
+from eppo.interrupts import INTERRUPTED, starting  # noqa: E402
 
-from eppo.checks import check_name  # noqa: E402
-from eppo.config import SHORT_KEYS, load_recipe, read_recipe  # noqa: E402
+with starting():                                            # nothing slow: torch, papermill and psutil come when they are needed
+    import argparse
+    import hashlib
+    import json
+    import os
+    import re
+    import signal
+    import subprocess
+    import time
+    from collections.abc import Mapping, Sequence
+    from dataclasses import dataclass
+    from typing import Any
+
+    from execute import end_processes, family, interrupt_kernels
+    from parameters import declared_parameters, typed_parameters
+
+    from eppo.checks import check_name
+    from eppo.config import SHORT_KEYS, load_recipe, read_recipe, recipe_path
+    from eppo.plugins import absolute_plugins, load_plugins
 
 TRAINS = {"recipe", "method", "out"}                        # a notebook with these parameters makes one run
 REPORT_S = 30                                               # between two lines of progress of several notebooks
-INTERRUPT_S, END_S = 30, 10                                 # grace for a notebook to save its run; for a process to end
+INTERRUPT_S = 30                                            # grace for a notebook to save its run
 
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to execute. `run_dir`, `identity` and `steps` belong to a notebook that trains."""
+    """One notebook to execute. `run_dir`, `identity` and `steps` belong to a notebook that trains, `recipe` to one that has one."""
 
     notebook: Path
     output: Path
@@ -56,6 +55,8 @@ class Job:
     run_dir: Path | None = None
     identity: str = ""
     steps: int = 0
+    recipe: str = ""
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return " ".join([self.notebook.stem, *(f"{name}={value}" for name, value in without_resume(self.parameters).items())])
@@ -79,11 +80,14 @@ def plan(notebook: Path, given: Mapping[str, Any], resume: bool = False) -> Job:
     declared, values = declared_parameters(notebook), typed_parameters(notebook, given)
     if values.get("out"):
         values["out"] = os.path.abspath(values["out"])      # the kernel works in the repository's root
+    for place in (values, values.get("overrides") or {}):
+        place |= {"plugins": absolute_plugins(place["plugins"])} if place.get("plugins") else {}
     in_force = {name: default for name, (_, default) in declared.items()} | values
-    run_dir, identity, steps, recipe = None, "", 0, in_force.get("recipe")
+    run_dir, identity, steps, recipe, warnings = None, "", 0, in_force.get("recipe"), []
     if recipe:
         changes = {name: in_force[name] for name in SHORT_KEYS if name in in_force} | (in_force.get("overrides") or {})
         config = load_recipe(recipe, **changes)
+        warnings = config.warnings
         if TRAINS <= set(declared):
             run_dir, identity, steps = config.run_dir(), config.identity(), config.steps
     if run_dir:
@@ -99,7 +103,7 @@ def plan(notebook: Path, given: Mapping[str, Any], resume: bool = False) -> Job:
         raise ValueError(f"{run_dir} already holds a run; --resume goes on with it, or give another out, or move the folder away")
     if resume and "resume" in declared and (run_dir is None or any((run_dir / "checkpoints").glob("step-*.pt"))):
         values["resume"] = True
-    return Job(notebook, output, values, run_dir, identity, steps)
+    return Job(notebook, output, values, run_dir, identity, steps, recipe or "", tuple(warnings))
 
 
 def _check_writable(folder: Path) -> None:
@@ -128,57 +132,6 @@ def without_resume(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name != "resume"}
 
 
-# ---- one notebook, in a process of its own ---------------------------------------------------------------------------
-def execute(notebook: str, output: str, parameters: dict[str, Any], progress: bool) -> int:
-    """Execute a notebook in this process; 0 or 1. The copy is saved cell by cell, and with the error if there is one."""
-    _adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            write_kernel_spec(Path(folder, "kernels", "python3"), extra_arguments=["--log-level=ERROR"])
-            os.environ["JUPYTER_PATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("JUPYTER_PATH")])])
-            papermill.execute_notebook(notebook, output, parameters, kernel_name="python3", cwd=ROOT, progress_bar=progress)
-        return 0
-    except papermill.PapermillExecutionError as error:
-        print(f"{Path(notebook).stem}: cell {error.exec_count}: {error.ename}: {error.evalue}", file=sys.stderr)
-    except Exception as error:                              # a dead kernel, a full disk: papermill leaves no trace in the copy
-        text = f"{type(error).__name__}: {error} (killed from outside? out of memory?)"
-        print(f"{Path(notebook).stem}: {text}", file=sys.stderr)
-        _mark_failed(Path(output), text)
-    finally:
-        _end_processes(psutil.Process().children(recursive=True))
-    return 1
-
-
-def _mark_failed(output: Path, text: str) -> None:
-    if output.exists():
-        copy = nbformat.read(output, as_version=4)
-        copy.metadata.papermill["exception"] = True
-        copy.cells.insert(0, nbformat.v4.new_markdown_cell(f"**The execution ended early: {text}**"))
-        nbformat.write(copy, output)
-
-
-def _adopt_orphans() -> None:
-    """On Linux, let the children of a killed kernel become ours, so that they can be ended, and end when our parent does."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig, pr_set_child_subreaper = 1, 36
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-        libc.prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
-
-
-def _end_processes(processes: Sequence[psutil.Process]) -> None:
-    """Terminate, wait, kill."""
-    for send in (psutil.Process.terminate, psutil.Process.kill):
-        for process in processes:
-            try:
-                send(process)
-            except psutil.NoSuchProcess:
-                continue
-        _, processes = psutil.wait_procs(processes, timeout=END_S)
-
-
 # ---- many notebooks --------------------------------------------------------------------------------------------------
 def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
         hours: float | None = None) -> tuple[list[Job], list[Job]]:
@@ -188,6 +141,8 @@ def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
         raise ValueError(f"asked for twice: {repeated[0]}")
     waiting = [job for job in jobs if not (resume and is_finished(job))]
     print(f"{len(jobs)} notebooks, {len(jobs) - len(waiting)} already finished, {num_processes} at a time", flush=True)
+    if waiting:
+        print("starting a kernel; its first cell imports torch, which takes a while", flush=True)
     started, failed, running, reported = time.monotonic(), [], {}, time.monotonic()
     try:
         while running or (waiting and not _out_of_time(started, hours)):
@@ -204,12 +159,13 @@ def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
                 print(f"{word}: {job} ({time.monotonic() - since:.0f} s) -> {job.output}", flush=True)
                 failed += [job] if process.returncode else []
     except KeyboardInterrupt:
-        print(f"\ninterrupted; waiting up to {INTERRUPT_S} s for {len(running)} notebooks to save their runs "
-              "(Ctrl-C again: do not wait)", flush=True)
+        begun = [process for process, (job, since) in running.items() if _has_begun(job, time.time() - time.monotonic() + since)]
+        print("\ninterrupted; " + (f"waiting up to {INTERRUPT_S} s for {len(begun)} notebooks to save their runs (Ctrl-C again: do not "
+                                   "wait)" if begun else "no cell was begun yet"), flush=True)
         try:
-            _interrupt(list(running))
+            interrupt_kernels(begun, INTERRUPT_S)
         finally:
-            _end_processes([child for process in running for child in _family(process)])
+            end_processes([child for process in running for child in family(process)])
         left = [job for job, _ in running.values()] + waiting
         print("not finished (the same command with --resume goes on):\n" + "\n".join(f"  {job}" for job in left), flush=True)
         raise
@@ -233,31 +189,19 @@ def _out_of_time(started: float, hours: float | None) -> bool:
     return hours is not None and time.monotonic() - started >= hours * 3600
 
 
+def _has_begun(job: Job, since: float) -> bool:
+    """Whether a cell was begun in an execution that started at `since` (clock): papermill saves the copy before each cell."""
+    try:
+        cells = json.loads(job.output.read_bytes())["cells"] if job.output.stat().st_mtime >= since else []
+    except (FileNotFoundError, ValueError):                 # not there yet, or being written
+        return job.output.exists()
+    return any(cell["metadata"].get("papermill", {}).get("status", "pending") != "pending" for cell in cells)
+
+
 def _start(job: Job, progress: bool, limited: bool) -> subprocess.Popen[bytes]:
     order = json.dumps([str(job.notebook), str(job.output), job.parameters, progress])
     environment = os.environ | ({"OMP_NUM_THREADS": "1"} if limited else {})
-    return subprocess.Popen([sys.executable, __file__, "--execute", order], env=environment, start_new_session=True)
-
-
-def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(process.pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _interrupt(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """What Ctrl-C does in a notebook: KeyboardInterrupt in the running cell, so that a run can write its checkpoint."""
-    for member in [member for process in processes for member in _family(process)]:
-        try:
-            if "ipykernel_launcher" in member.cmdline():
-                member.send_signal(signal.SIGINT)
-        except psutil.NoSuchProcess:
-            continue
-    deadline = time.monotonic() + INTERRUPT_S
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(0.05)
+    return subprocess.Popen([sys.executable, str(NOTEBOOKS / "execute.py"), order], env=environment, start_new_session=True)
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------
@@ -273,12 +217,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="skip what is finished, go on with what is not")
     options = parser.parse_args(arguments)
     try:
-        failed, left = _main(options)
+        with starting():
+            jobs = _plan_all(options)
+        for line in _about(jobs, bool(options.recipe)):
+            print(line, flush=True)
+        failed, left = run(jobs, options.jobs, options.resume or options.name == "sweep", options.hours)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     if left:
         print("left (the same command goes on):\n" + "\n".join(f"  {job}" for job in left))
     if failed:
@@ -286,7 +234,8 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _main(options: argparse.Namespace) -> tuple[list[Job], list[Job]]:
+def _plan_all(options: argparse.Namespace) -> list[Job]:
+    """Every notebook that the command line asks for, checked. ValueError says what does not fit."""
     given: dict[str, Any] = {}
     for name, *values in options.parameters:
         if not values or name in given:
@@ -295,24 +244,32 @@ def _main(options: argparse.Namespace) -> tuple[list[Job], list[Job]]:
     if options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs} must be at least 1")
     sweep = options.name == "sweep"
+    notebook = find_notebook("train" if sweep else options.name)
     if options.recipe:
         given["recipe"] = options.recipe
     if sweep:
         if not options.recipe:
             raise ValueError("a sweep needs --recipe")
+        if "plugins" in given:                              # the recipe may name what they register
+            load_plugins(absolute_plugins(typed_parameters(notebook, {"plugins": given["plugins"]})["plugins"] or []))
         own = read_recipe(options.recipe).get("sweep", {})
         methods, seeds = (_several(given.pop(name, own.get(name)), name) for name in ("methods", "seeds"))
         points = [{"method": method, "seed": seed} for seed in options.seeds or seeds for method in methods]
     else:
         if options.hours is not None:
             raise ValueError("--hours is for a sweep")
-    notebook = find_notebook("train" if sweep else options.name)
-    if not sweep:
         asked = options.seeds or []
         several = "seeds" in declared_parameters(notebook)  # it goes through its seeds itself
         points = ([{"seeds": asked}] if several and asked else [{"seed": seed} for seed in asked]) or [{}]
-    jobs = [plan(notebook, given | point, options.resume or sweep) for point in points]
-    return run(jobs, options.jobs, options.resume or sweep, options.hours)
+    return [plan(notebook, given | point, options.resume or sweep) for point in points]
+
+
+def _about(jobs: Sequence[Job], named: bool) -> list[str]:
+    """The recipe, where it is and who chose it; then the runs' warnings."""
+    recipe = jobs[0].recipe
+    lines = [f"recipe {Path(recipe).stem}: {os.path.relpath(recipe_path(recipe))}"
+             + ("" if named or "recipe" in jobs[0].parameters else " (the notebook's default; --recipe takes another)")] if recipe else []
+    return lines + [f"warning: {text}" for text in dict.fromkeys(text for job in jobs for text in job.warnings)]
 
 
 def _several(values: Any, name: str) -> list[Any]:
@@ -322,7 +279,5 @@ def _several(values: Any, name: str) -> list[Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--execute"]:
-        sys.exit(execute(*json.loads(sys.argv[2])))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

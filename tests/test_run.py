@@ -1,5 +1,6 @@
 """The notebook runner: strict parameters, the right kernel, failures kept, killed kernels and Ctrl-C survived."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from eppo.config import ROOT, load_recipe
+from eppo.interrupts import exit_code
 
 PARAMETERS = """from typing import Optional
 seed: int = 0  # the seed
@@ -60,7 +62,7 @@ def notebook(path, *cells, parameters=PARAMETERS):
 def tree(tmp_path):
     """A repository of its own: the runner, two notebooks, and eppo by path."""
     (tmp_path / "notebooks").mkdir()
-    for name in ("run.py", "parameters.py"):
+    for name in ("run.py", "parameters.py", "execute.py"):
         shutil.copy(ROOT / "notebooks" / name, tmp_path / "notebooks")
     notebook(tmp_path / "notebooks" / "03_probe.ipynb", BODY, "after = 1")
     notebook(tmp_path / "notebooks" / "11_train.ipynb", "1", parameters="recipe: str = 'smoke'\nmethod: str = None\n"
@@ -78,7 +80,7 @@ def runner(tree):
     spec.loader.exec_module(module)
     yield module
     sys.path[:] = before
-    del sys.modules["runner"], sys.modules["parameters"]
+    del sys.modules["runner"], sys.modules["parameters"], sys.modules["execute"]
 
 
 def start(tree, *arguments, **environment):
@@ -265,3 +267,99 @@ def test_an_output_folder_that_cannot_be_made_is_an_error_in_one_line(runner, tm
 def test_a_recipe_key_given_as_a_parameter_is_told_where_it_belongs(runner):
     with pytest.raises(ValueError, match=r"""-p overrides '{"model.path": "/m"}'"""):
         runner.plan(runner.find_notebook("train"), {"model.path": "/m"})
+
+
+# ---- start-up ------------------------------------------------------------------------------------------------------------
+HEAVY = ("torch", "transformers", "papermill", "nbformat", "pandas", "numpy", "matplotlib")
+
+
+@pytest.mark.parametrize("command, code, words", [
+    (["notebooks/run.py", "--help"], 0, "notebooks at a time"), (["notebooks/run.py", "trian"], 2, "did you mean '11_train'"),
+    (["notebooks/run.py", "train", "--recipe", "micor"], 2, "did you mean 'micro'"),
+    (["notebooks/run.py", "train", "-p", "method", "epppo"], 2, "did you mean 'eppo'"),
+    (["notebooks/run.py", "train", "-p", "tasks", "dbb"], 2, "did you mean 'db'"),
+    (["-m", "eval", "--help"], 0, "run folders"), (["-m", "envs", "chek"], 2, "did you mean 'check'")])
+def test_a_name_is_checked_without_anything_heavy(command, code, words):
+    """Measured as what is imported, not in seconds: -X importtime lists every module."""
+    done = subprocess.run([sys.executable, "-X", "importtime", *command], cwd=ROOT, capture_output=True, text=True)
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert done.returncode == code and words in done.stdout + done.stderr
+    assert "argparse" in modules or "envs" in modules
+    assert not modules & set(HEAVY)
+
+
+def test_parameters_are_those_that_papermill_reads(runner):
+    papermill = pytest.importorskip("papermill")
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        declared, read = runner.declared_parameters(path), papermill.inspect_notebook(str(path))
+        assert list(declared) == list(read)
+        for name, (kind, default) in declared.items():
+            assert read[name]["inferred_type_name"].replace(" ", "") in (kind, "None")
+            assert ast.literal_eval(read[name]["default"]) == default
+
+
+def test_the_first_line_says_which_recipe_and_where_it_is(runner, tree, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda *arguments: ([], []))
+    arguments = ["train", "-p", "out", str(tmp_path / "o")]
+    recipe = os.path.relpath(ROOT / "notebooks/recipes/smoke.yaml")
+    assert runner.main(arguments) == 0
+    assert capsys.readouterr().out == f"recipe smoke: {recipe} (the notebook's default; --recipe takes another)\n"
+    assert runner.main([*arguments, "--recipe", "smoke", "-p", "overrides", "{optim.lr: 0}"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"recipe smoke: {recipe}", "warning: optim.lr = 0: the weights stay those of the start (a control)."]
+
+
+def wait_for(ready, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not ready() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    assert ready(), process.communicate()
+
+
+def test_ctrl_c_while_parameters_are_checked(tree):
+    """A plugin that takes its time stands for any import."""
+    (tree / "slow.py").write_text("import time\nfrom pathlib import Path\nPath('here').touch()\ntime.sleep(60)\n")
+    process = start(tree, "train", "-p", "overrides", '{"plugins": ["slow.py"]}')
+    wait_for((tree / "here").exists, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "", "\ninterrupted while starting; nothing was begun\n")
+    assert not (tree / "results").exists()
+
+
+@pytest.mark.parametrize("moment", ["imports", "kernel"])
+def test_ctrl_c_before_the_first_cell_ends_at_once(tree, moment):
+    process = start(tree, "probe", "-p", "name", "wait")
+    family = psutil.Process(process.pid)
+
+    def reached():
+        below = family.children(recursive=True)
+        return any("ipykernel_launcher" in child.cmdline() for child in below) if moment == "kernel" else below
+
+    wait_for(reached, process)
+    children = family.children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)              # less than INTERRUPT_S, the time that a running cell is given
+    assert process.returncode == 130 and "Traceback" not in out + err
+    assert "interrupted; no cell was begun yet" in out and "--resume goes on" in out
+    assert all(gone(child.pid) for child in children) and not (tree / "seen-0.json").exists()
+
+
+@pytest.mark.parametrize("module", ["eval", "envs"])
+def test_ctrl_c_in_a_command_is_one_line(module, tmp_path):
+    """At the moment when the module that does the work is imported."""
+    code = ("import runpy, sys, os, signal\nfrom importlib.abc import MetaPathFinder\n"
+            "class Finder(MetaPathFinder):\n    def find_spec(self, name, path, target=None):\n"
+            "        if name in ('eval.figures', 'envs.commands.check'):\n            os.kill(os.getpid(), signal.SIGINT)\n"
+            f"sys.meta_path.insert(0, Finder())\nsys.argv = ['x', *{['--out', str(tmp_path)] if module == 'eval' else ['check', 'db']}]\n"
+            f"runpy.run_module('{module}', run_name='__main__', alter_sys=True)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130 and done.stderr == "\ninterrupted while starting; nothing was begun\n"
+
+
+def test_ctrl_c_in_the_middle_of_a_command_is_one_line(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert exit_code(interrupted) == 130 and capsys.readouterr().err == "\ninterrupted\n"
+    assert exit_code(lambda: 3) == 3
