@@ -1,8 +1,8 @@
 """Self-Instruct (arXiv 2212.10560) for the environments: a model proposes instances, the environment decides which are kept.
 
 A proposal is kept if it can be read, its world can be built, its reference solution runs and gives the same in a second world,
-playing it earns reward 1 where committing nothing earns 0, and its question is like none that is known (ROUGE-L below
-`MAX_SIMILARITY`) and like no test item. Everything else is counted by reason.
+playing it earns reward 1 where committing nothing earns 0, its question is like none that is known (ROUGE-L below
+`MAX_SIMILARITY`) and like no test item, and its world and solution are those of none. Everything else is counted by reason.
 """
 
 from __future__ import annotations
@@ -12,71 +12,23 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import envs
 from envs.base import Env, EnvFault, Message, assistant_call
-from envs.instances import Instance
+from envs.instances import Instance, fingerprint
+from envs.proposals import read_proposals, request_messages, rouge_l
 
 MAX_SIMILARITY = 0.7
 MAX_ANSWER_CHARS = 200
 MAX_QUESTION, MAX_CHARS, MAX_COLUMNS, MAX_ROWS = 1000, 20_000, 30, 200     # characters of a question and a proposal; its table
+OTHERS = "for p in /proc/[0-9]*; do case ${p#/proc/} in 1|$$|$PPID) ;; *) echo $p ;; esac; done"       # processes but our own
 EXAMPLES = 4                                                # shown with each request
-FORMS = {
-    "os": '{"question": what the user asks, with one short exact answer; "init": a POSIX shell script, run as root in an empty '
-          'Linux system without network, that prepares every file the question speaks of; "solution": a bash script that '
-          'prints exactly the answer}. The answer must not depend on the time, on random numbers or on files '
-          'that init does not make.',
-    "db": '{"question": what the user asks, or the change that is asked for; "table": {"name", "columns": [[name, "TEXT"], '
-          '...], "rows": [[text, ...], ...]} with 8 to 20 rows; "sql": one MySQL statement on that table that gives one column '
-          'with the answer, or makes the change}. The data must determine the answer.',
-    "kg": '{"question": what the user asks; "entities": {name: id} of the entities that the question names; "actions": the '
-          'calls that lead to the answer, in order: get_relations(X), get_neighbors(X,relation), intersection(#i,#j), '
-          'get_attributes(#i), argmax(#i,attribute), argmin(#i,attribute), count(#i)}. X is an id, or #i for the i-th set made '
-          'so far.'}
 
 
 class Dropped(ValueError):
     """The proposal is not kept; the text is the reason that is counted."""
-
-
-# ---- what the model reads and writes -----------------------------------------------------------------------------------
-def request_messages(task: str, examples: Sequence[dict[str, Any]], count: int, hints: str = "") -> list[Message]:
-    """The chat that asks for `count` new proposals."""
-    shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
-    return [{"role": "system", "content": "You write exercises for an agent. Answer with JSON lines only: one object a line."},
-            {"role": "user", "content": f"Each exercise is an object of this form:\n{FORMS[task]}\n\nExamples:\n{shown}\n"
-                                        f"{hints}\nWrite {count} new exercises, each of another kind than the examples and "
-                                        "than the others."}]
-
-
-def read_proposals(text: str) -> Iterator[dict[str, Any] | None]:
-    """The objects of an answer (JSON lines, or a list, also in a fence); None for each line that is none."""
-    text = re.sub(r"^```\w*$", "", text.strip(), flags=re.M).strip()
-    try:
-        values = json.loads(text)
-        yield from (value if isinstance(value, dict) else None for value in (values if isinstance(values, list) else [values]))
-        return
-    except (ValueError, RecursionError):
-        pass
-    for line in filter(str.strip, text.splitlines()):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        yield value if isinstance(value, dict) else None
-
-
-def rouge_l(left: str, right: str) -> float:
-    """F-measure of the longest common subsequence of two texts' words, in [0, 1]."""
-    left, right = (re.findall(r"\w+", text.lower()) for text in (left, right))
-    row = [0] * (len(right) + 1)
-    for word in left:
-        above = 0
-        for position, other in enumerate(right, start=1):
-            above, row[position] = row[position], above + 1 if word == other else max(row[position], row[position - 1])
-    return 2 * row[-1] / (len(left) + len(right)) if row[-1] else 0.0
 
 
 # ---- one module of checks per task ---------------------------------------------------------------------------------------
@@ -98,6 +50,8 @@ def _os(env: Env, proposal: dict[str, Any]) -> dict[str, Any]:
         except EnvFault as fault:
             raise Dropped("its world cannot be built") from fault
         with box:
+            if box.check(OTHERS).text:
+                raise Dropped("its world leaves processes running")
             output = box.run(solution)
         if output.code or output.why != "exit":
             raise Dropped("its reference solution does not run")
@@ -208,10 +162,19 @@ def as_example(task: str, data: dict[str, Any]) -> dict[str, Any]:
     return {key: data[key] for key in ("question", "entities", "actions")}
 
 
+def _mark(task: str, data: dict[str, Any]) -> str:
+    """Equal for instances that differ in the wording of their question only."""
+    shown = {"tables": data["tables"], "sql": data["sql"]} if task == "db" else as_example(task, data)
+    return fingerprint({key: value for key, value in shown.items() if key != "question"})
+
+
 def _play(env: Env, data: dict[str, Any], turns: Sequence[Message] | None = None) -> Any:
     """The last result of an episode on `data`: the given turns, or the expert's."""
     env.instances = (Instance("proposal", env.task, "proposal", data),)
-    env.reset(0)
+    try:
+        env.reset(0)
+    except EnvFault as fault:                                # it could be built before: its script throws dice
+        raise Dropped("its world cannot be built") from fault
     while True:
         for turn in [env.expert()] if turns is None else turns:
             result = env.step(turn)
@@ -223,37 +186,48 @@ class Synthesis:
     """Proposals in, instances out.
 
     Args:
-        task: os, db or kg. ask: sends chat messages to a model and returns its text. size: of the examples and of the world.
-        test_questions: what nothing may resemble; the generated test split of `size` is added.
+        task: os, db or kg. ask: sends chat messages to a model and returns its text, or raises Dropped. size: of the examples
+        and of the world. test_questions: what nothing may resemble; the generated test split of `size` is added. limit: of
+        instances to keep.
 
     Attributes:
-        kept: the instances. dropped: reason -> number of proposals.
+        kept: the instances. dropped: reason -> number of proposals. requests: how many rounds there were.
     """
 
     def __init__(self, task: str, ask: Callable[[list[Message]], str], *, size: str = "small", seed: int = 0,
-                 test_questions: Sequence[str] = ()) -> None:
-        self.task, self.ask = task, ask
+                 test_questions: Sequence[str] = (), limit: int | None = None) -> None:
+        self.task, self.ask, self.seed, self.limit = task, ask, seed, limit
         self.env = envs.make(task, size=size, split="train")
         self.pool = [item for item in self.env.instances if self._shows(item)]
         self.known = [item.data["question"] for item in self.pool]
         test = envs.make(task, size=size, split="test")
         self.tests = [*test_questions, *(item.data["question"] for item in test.instances)]
+        self._test_marks = {_mark(task, item.data) for item in test.instances}
+        self._marks = {_mark(task, item.data) for item in self.env.instances}
         test.close()
-        self.rng, self.kept, self.dropped, self.requests = random.Random(seed), [], Counter(), 0
+        self.kept, self.dropped, self.requests = [], Counter(), 0
 
     def _shows(self, item: Instance) -> bool:
         return "answer" in item.data if self.task == "os" else self.task == "kg" or len(item.data["tables"]) == 1
 
     def round(self, count: int) -> None:
         """Ask for `count` proposals and judge what comes."""
-        own = self.rng.sample(self.kept, min(2, len(self.kept)))
-        examples = [as_example(self.task, item.data) for item in self.rng.sample(self.pool, EXAMPLES - len(own)) + own]
+        rng = random.Random(f"{self.seed}/{self.requests}")  # of the number alone, so that a resumed run asks the same
+        own = rng.sample(self.kept, min(2, len(self.kept)))
+        examples = [as_example(self.task, item.data) for item in rng.sample(self.pool, EXAMPLES - len(own)) + own]
+        messages = request_messages(self.task, examples, count, self._hints(rng))
+        try:
+            text = self.ask(messages)
+        except Dropped as reason:
+            text = ""
+            self.dropped[str(reason)] += 1
         self.requests += 1
-        text = self.ask(request_messages(self.task, examples, count, self._hints()))
         for proposal in read_proposals(text):
             try:
                 if proposal is None:
                     raise Dropped("not a JSON object")
+                if self.limit is not None and len(self.kept) >= self.limit:
+                    raise Dropped("it is more than was asked for")
                 self._keep(proposal)
             except Dropped as reason:
                 self.dropped[str(reason)] += 1
@@ -270,14 +244,24 @@ class Synthesis:
         if any(rouge_l(question, other) >= MAX_SIMILARITY for other in self.known):
             raise Dropped("it is too much like one that is known")
         data = CHECKS[self.task](self.env, proposal)
+        mark = _mark(self.task, data)
+        if mark in self._test_marks:
+            raise Dropped("it overlaps a test item")
+        if mark in self._marks:
+            raise Dropped("it is too much like one that is known")
         if _play(self.env, data).reward != 1.0:
             raise Dropped("its reference solution does not pass its own checker")
         if _play(self.env, data, [NOTHING[self.task]]).reward != 0.0:
             raise Dropped("doing nothing passes its checker")
-        self.kept.append(Instance(f"{self.task}-synthetic-train-{len(self.kept)}", self.task, "synthetic", data))
-        self.known.append(question)
+        self.add(data)
 
-    def _hints(self) -> str:
+    def add(self, data: dict[str, Any]) -> None:
+        """Keep an instance that has been judged, here or before the command was ended."""
+        self.kept.append(Instance(f"{self.task}-synthetic-train-{len(self.kept)}", self.task, "synthetic", data))
+        self.known.append(data["question"])
+        self._marks.add(_mark(self.task, data))
+
+    def _hints(self, rng: random.Random) -> str:
         if self.task != "kg":
             return ""
         from envs.kg_env.graph import shared_graph
@@ -285,7 +269,7 @@ class Synthesis:
 
         graph = shared_graph(self.env.size)
         lines = []
-        for entity in self.rng.sample(sorted(graph.names), 8):
+        for entity in rng.sample(sorted(graph.names), 8):
             lines.append(f"{graph.names[entity]} ({entity}): {', '.join(self.env.store.relations(Entity(entity)))}")
         return "\nSome entities and their relations:\n" + "\n".join(lines) + "\n"
 

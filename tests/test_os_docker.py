@@ -20,7 +20,19 @@ CLIENT = textwrap.dedent("""\
     with open(os.environ["DOCKER_CALLS"], "a") as calls:
         calls.write(json.dumps(words) + "\\n")
     if os.environ.get("DOCKER_BROKEN") == words[0]:
-        sys.exit("the engine is not running")
+        sys.exit("the engine is not running\\nSee 'docker run --help'.")
+    flags, valued = {"run": ({"--rm", "--detach"}, {"--network", "--memory", "--memory-swap", "--cpus", "--pids-limit", "--ulimit",
+                                                    "--security-opt", "--cap-drop", "--cap-add", "--workdir", "--hostname"}),
+                     "exec": ({"-i"}, {"--env"}), "commit": (set(), set()), "rm": ({"--force"}, set()),
+                     "rmi": ({"--force"}, set())}[words[0]]
+    at = 1
+    while at < len(words) and words[at].startswith("-"):    # what the real client does with an option that it does not know
+        if words[at] not in flags | valued or words[at] in valued and words[at + 1].startswith("-"):
+            print("unknown flag:", words[at], file=sys.stderr)
+            sys.exit(125)
+        at += 1 + (words[at] in valued)
+    if len(words) - at < {"exec": 2}.get(words[0], 1):
+        sys.exit("docker: requires an argument")
     if words[0] == "run":
         print("container-1")
     elif words[0] == "commit":
@@ -47,15 +59,30 @@ def calls(tmp_path, monkeypatch):
 
 
 def test_a_container_has_no_network_no_privileges_and_caps(calls):
-    with docker.DockerSandbox("", Limits(memory_bytes=1 << 30, processes=60, file_bytes=1 << 20), "ubuntu:24.04"):
+    """Every option that starts it, and no other: nothing of the host is mounted, no name space is shared."""
+    limits = Limits(memory_bytes=1 << 30, processes=60, file_bytes=1 << 20, cpu_s=9, open_files=99)
+    with docker.DockerSandbox("", limits, "ubuntu:24.04"):
         started = calls()[0]
-    text = " ".join(started)
     assert started[0] == "run" and started[-3:] == ["ubuntu:24.04", "sleep", "infinity"]
-    for option in ("--network none", "--cap-drop ALL", "--security-opt no-new-privileges", f"--memory {1 << 30}",
-                   f"--memory-swap {1 << 30}", "--pids-limit 64", "--cpus 2", f"--ulimit fsize={1 << 20}"):
-        assert option in text
-    assert not {"--privileged", "-v", "--volume", "--mount", "--pid", "--init"} & set(started)
+    assert started[1:3] == ["--rm", "--detach"]
+    options = sorted(zip(started[3:-3:2], started[4:-3:2], strict=True))
+    assert options == sorted([
+        ("--network", "none"), ("--cap-drop", "ALL"), ("--cap-add", "CHOWN"), ("--cap-add", "DAC_OVERRIDE"), ("--cap-add", "FOWNER"),
+        ("--security-opt", "no-new-privileges"), ("--memory", f"{1 << 30}"), ("--memory-swap", f"{1 << 30}"), ("--cpus", "2"),
+        ("--pids-limit", "64"), ("--ulimit", f"fsize={1 << 20}"), ("--ulimit", "cpu=9"), ("--ulimit", "nofile=99"),
+        ("--ulimit", "core=0"), ("--workdir", "/root"), ("--hostname", "agent")])
     assert calls()[-1] == ["rm", "--force", "container-1"]
+
+
+def test_a_file_system_of_the_host_never_meets_a_container(calls):
+    """A whole episode: what it starts, runs and copies names no path of the host, and no command has a standard input."""
+    with docker.DockerSandbox("echo x > /root/x") as box:
+        box.run("ls")
+        with box.copy() as twin:
+            twin.check("cat /root/x")
+    assert {call[0] for call in calls()} == {"run", "exec", "commit", "rm", "rmi"}
+    given = [call for call in calls() if "-i" in call]
+    assert len(given) == 2 and all(call[:2] == ["exec", "-i"] and call[3:5] == ["sh", "-c"] for call in given)
 
 
 def test_commands_have_their_environment_and_time(calls):
@@ -99,9 +126,11 @@ def test_an_engine_that_fails_is_a_fault_with_its_words(calls, monkeypatch):
         box.copy()
     monkeypatch.setenv("DOCKER_BROKEN", "run")
     docker.probe_docker.cache_clear()
-    assert docker.probe_docker() == (False, "sandbox: docker run: the engine is not running")
-    with pytest.raises(EnvFault, match="os: sandbox: docker run: the engine is not running"):
+    refusal = "sandbox: docker run: the engine is not running See 'docker run --help'."
+    assert docker.probe_docker() == (False, refusal)
+    with pytest.raises(EnvFault) as caught:
         envs.make("os", backend="docker")
+    assert str(caught.value) == f"os: {refusal}"              # one line
     docker.probe_docker.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     assert docker.probe_docker() == (False, "docker is not installed")

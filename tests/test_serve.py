@@ -186,6 +186,45 @@ def test_idle_sessions_expire_and_finished_ones_are_forgotten():
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("how", ["cancel", "cancel_all", "expire"])
+def test_a_sample_that_is_ended_early_leaves_no_world_behind(how):
+    """Its environment is closed then, not when its place is next taken."""
+    async def play():
+        Unruly.closed, clock = 0, Clock()
+        server = controller(clock=clock, session_s=300)
+        session, _ = await server.start_sample("unruly-std", 0)
+        await server.interact(session, [look("apple")])
+        if how == "cancel":
+            await server.cancel(session)
+        elif how == "cancel_all":
+            await server.cancel_all("unruly-std", force=False)
+        else:
+            clock.now += 301
+            await server.clean()
+        await asyncio.sleep(0.2)
+        assert (Unruly.closed, server.sessions, server.workers["unruly-std@here"].current) == (1, {}, 0)
+        done, _ = await server.start_sample("unruly-std", 1)
+        assert (await server.interact(done, [assistant_call("answer", value="?")]))["finish"]
+        assert Unruly.closed == 1                            # one that ended by itself is used again
+        await server.close()
+    asyncio.run(play())
+
+
+def test_a_sample_cancelled_between_two_messages_plays_no_further():
+    async def play():
+        Unruly.closed = 0
+        server = controller()
+        session, _ = await server.start_sample("unruly-std", 0)
+        running = asyncio.create_task(server.interact(session, [look("sleep0.2"), look("sleep0.2")]))
+        await asyncio.sleep(0.05)
+        await server.cancel(session)
+        await refusal(running, 500, "cancelled")
+        await asyncio.sleep(0.1)
+        assert Unruly.closed == 1 and server.workers["unruly-std@here"].current == 0
+        await server.close()
+    asyncio.run(play())
+
+
 def test_stale_workers_get_nothing_new_and_cancel_all_needs_a_name_among_several():
     async def play():
         server = Controller([LocalWorker(name, lambda: Unruly(**SIZE), 2) for name in ("a-std", "b-std")])
@@ -285,6 +324,65 @@ def test_listening_elsewhere_needs_a_token(monkeypatch, tmp_path):
     assert serve.read_token(str(tmp_path / "token")) == "abc"
     assert [serve.served_name(task, "test") for task in envs.TASKS] == ["alfworld-std", "dbbench-std", "kg-std", "os-std",
                                                                         "webshop-std"]
+
+
+def descendants(pid):
+    """{process id: command line} of what `pid` has started, zombies left out."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 3) for line in listed.splitlines()]
+    family = {pid}
+    while (grown := family | {int(row[0]) for row in rows if int(row[1]) in family}) != family:
+        family = grown
+    return {int(row[0]): row[3] for row in rows if int(row[0]) in family - {pid} and not row[2].startswith("Z")}
+
+
+def bash(script):
+    return {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "bash_action", "arguments": json.dumps({"script": script})}}]}
+
+
+@pytest.mark.skipif(not envs.available("os")[0], reason=f"no sandbox here: {envs.available('os')[1]}")
+@pytest.mark.parametrize("how", ["cancel", "expire"])
+def test_what_a_shell_left_running_ends_with_its_session(how):
+    make = lambda: envs.make("os", size="micro", split="test")  # noqa: E731
+    with Live([LocalWorker("os-std", make, 4)], timers=Timers(session_s=0.5 if how == "expire" else 300.0, clean_s=0.1)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
+            session = {"session_id": client.post("/start_sample", json={"name": "os-std", "index": 0}).headers["session_id"]}
+            script = "sleep 47113 & (setsid sleep 47113 &); echo started"
+            answer = client.post("/interact", headers=session, json={"messages": [bash(script)]}).json()
+            assert answer["messages"][0]["content"] == "started"
+            if how == "cancel":
+                assert sum(line == "sleep 47113" for line in descendants(os.getpid()).values()) == 2
+                client.post("/cancel", headers=session)
+            until(lambda: client.get("/list_sessions").json() == {}, 20)
+            until(lambda: not any(line == "sleep 47113" for line in descendants(os.getpid()).values()), 20)
+            assert client.post("/interact", headers=session, json={"messages": [bash("true")]}).status_code == 400
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not envs.available("os")[0], reason=f"no sandbox here: {envs.available('os')[1]}")
+def test_a_killed_server_leaves_nothing_running(tmp_path):
+    port = free_port()
+    server = command("-m", "envs", "serve", "--size", "micro", "--port", port, "--tasks", "os", "db", cwd=tmp_path)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api", trust_env=False, timeout=60) as client:
+        until(lambda: client.get("/version").status_code == 200)
+        for name in ("os-std", "dbbench-std"):
+            for index in range(3):
+                session = client.post("/start_sample", json={"name": name, "index": index}).headers["session_id"]
+                if name == "os-std":
+                    client.post("/interact", headers={"session_id": session}, json={"messages": [bash("setsid sleep 999 &")]})
+        inside = descendants(server.pid)
+        assert sum(line == "sleep 999" for line in inside.values()) == 3
+        server.kill()
+        server.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in inside), 20)
+
+
+def test_a_file_or_port_that_cannot_be_had_is_one_line(capsys):
+    from envs.__main__ import main
+
+    assert main(["serve", "--tasks", "db", "--token-file", "/nowhere/token"]) == 2
+    assert capsys.readouterr().err.splitlines() == ["[Errno 2] No such file or directory: '/nowhere/token'"]
 
 
 # ---- the adapter ----------------------------------------------------------------------------------------------------------

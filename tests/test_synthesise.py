@@ -1,16 +1,25 @@
 """Self-Instruct: a scripted endpoint proposes, the environments decide; every reason to drop is met and counted."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 import envs
+from envs.__main__ import main as envs_main
 from envs.base import EnvFault
 from envs.commands import synthesise
 from envs.instances import load_instances
-from envs.synthesis import Synthesis, read_proposals, rouge_l
+from envs.proposals import read_proposals, rouge_l
+from envs.os_env import OSEnv
+from envs.synthesis import Synthesis, as_example
 
 needs_sandbox = pytest.mark.skipif(not envs.available("os")[0], reason=f"no sandbox here: {envs.available('os')[1]}")
 TABLE = {"name": "ships", "columns": [["ship", "TEXT"], ["berth", "TEXT"]],
@@ -102,6 +111,7 @@ def test_hostile_tables_and_statements_are_dropped(reason, changed):
 @needs_sandbox
 @pytest.mark.parametrize("reason, init, solution", [
     ("its world cannot be built", "x=a; while :; do x=$x$x; done", "echo 1"),
+    ("its world leaves processes running", "b() { b | b & }; b", "echo 1"), ("its world leaves processes running", "sleep 60 &", "echo 1"),
     ("its world cannot be built", "seq 60000 | (cd /tmp && xargs touch)", "echo 1"), ("its world cannot be built", "exit 3", "echo 1"),
     ("its world cannot be built", "echo '" + "x" * 19_000 + "' > /nowhere/x", "echo 1"), ("it is too long", "#" * 30_000, "echo 1"),
     ("it is no valid text", "echo '\ud800'", "echo 1"), ("its answer is no plain text", "true", "printf 'a\\0b'"),
@@ -110,6 +120,35 @@ def test_hostile_worlds_and_solutions_are_dropped(reason, init, solution):
     good = shell("Which colour does the keel have?", "echo green > /opt/keel", "cat /opt/keel")
     found = judged("os", [[shell("What on earth is this?", init, solution), good]], size="micro")
     assert dict(found.dropped) == {reason: 1} and [item.data["answer"]["value"] for item in found.kept] == ["green"]
+
+
+@needs_sandbox
+def test_a_world_that_can_be_built_only_sometimes_is_dropped(monkeypatch):
+    """It was built twice when its solution was tried, and cannot be when it is played."""
+    opened = []
+    original = OSEnv._open
+
+    def open_twice(self, data):
+        opened.append(data)
+        return original(self, data | {"init": "exit 3"} if len(opened) > 2 else data)
+
+    monkeypatch.setattr(OSEnv, "_open", open_twice)
+    found = judged("os", [[shell("Which colour does the keel have?", "echo green > /opt/keel", "cat /opt/keel")]], size="micro")
+    assert dict(found.dropped) == {"its world cannot be built": 1} and not found.kept and len(opened) == 3
+
+
+@pytest.mark.parametrize("task", ["db", "kg", pytest.param("os", marks=needs_sandbox)])
+def test_other_words_for_a_known_problem_are_no_new_problem(task):
+    """Its world and solution are those of a test item, or of a train item."""
+    proposals = []
+    for split, words in (("test", "Zephyr quartz unto whom jubilant"), ("train", "Grumbling vexed omnibus pyxes")):
+        with envs.make(task, size="small", split=split) as env:
+            shown = next(item.data for item in env.instances if (
+                "answer" in item.data if task == "os" else task == "kg" or not item.data["changes"] and len(item.data["tables"]) == 1))
+        proposals.append(as_example(task, shown) | {"question": words})
+    found = judged(task, [proposals])
+    assert not found.kept
+    assert dict(found.dropped) == {"it overlaps a test item": 1, "it is too much like one that is known": 1}
 
 
 @needs_sandbox
@@ -158,10 +197,20 @@ class Scripted(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body)
-        if not self.answers:
-            self.send_error(503)
-            return
-        self.reply({"choices": [{"message": {"role": "assistant", "content": self.answers.pop(0)}}]})
+        act = self.answers.pop(0) if self.answers else 503
+        if isinstance(act, int):
+            self.send_error(act)
+        elif act in ("endless", "trickle"):
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b" " * (1 << 16 if act == "endless" else 1))
+                    time.sleep(0 if act == "endless" else 0.02)
+            except OSError:                                  # the other side has had enough
+                pass
+        else:
+            self.reply(act if isinstance(act, list) else {"choices": [{"message": {"role": "assistant", "content": act}}]})
 
     def reply(self, body):
         data = json.dumps(body).encode()
@@ -175,8 +224,9 @@ class Scripted(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint():
-    server = HTTPServer(("127.0.0.1", 0), Scripted)
+def endpoint(monkeypatch):
+    monkeypatch.setattr(synthesise, "RETRY_S", (0.01, 0.01))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
     Scripted.asked, Scripted.answers = [], []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -204,10 +254,90 @@ def test_the_command_writes_instances_that_load_and_a_report(endpoint, tmp_path,
         synthesise.main(arguments)
 
 
-def test_an_endpoint_that_fails_is_a_fault_and_what_was_kept_is_written(endpoint, tmp_path):
-    Scripted.answers[:] = [json.dumps(db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'"))]
-    with pytest.raises(EnvFault, match="503"):
-        synthesise.main(["--task", "db", "--endpoint", endpoint, "--count", "2", "--out", str(tmp_path / "new")])
-    assert len(load_instances(tmp_path / "new")) == 1
-    with pytest.raises(EnvFault, match="failed"):
+HERON = json.dumps(db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'"))
+OSPREY = json.dumps(db("What number has the pier of Osprey got?", "SELECT berth FROM ships WHERE ship = 'Osprey'"))
+GANNET = json.dumps(db("Gannet: name its mooring, quickly!", "SELECT berth FROM ships WHERE ship = 'Gannet'"))
+
+
+def labels(folder):
+    return [item.data["label"] for item in load_instances(folder)]
+
+
+def test_a_failing_endpoint_ends_the_command_and_the_same_command_goes_on(endpoint, tmp_path, capsys):
+    arguments = ["--task", "db", "--endpoint", endpoint, "--count", "2", "--out", str(tmp_path / "new")]
+    Scripted.answers[:] = [HERON + "\nprose", 503, 503, 503]
+    with pytest.raises(EnvFault, match="chat/completions failed: .*503"):
+        synthesise.main(arguments)
+    assert labels(tmp_path / "new") == [["4"]]               # what was kept is written all the same
+    notes = tmp_path / "new.progress.jsonl"
+    with notes.open("a") as file:
+        file.write('{"kept": [{"quest')                      # what a killed process may leave
+    Scripted.answers[:] = [503, HERON, OSPREY + "\n" + GANNET]
+    assert synthesise.main(arguments) == 0                   # one failure alone is waited out
+    assert "going on after 1 requests" in capsys.readouterr().out
+    assert labels(tmp_path / "new") == [["4"], ["7"]] and not notes.exists()
+    assert json.loads((tmp_path / "new.json").read_text()) == {"task": "db", "requests": 3, "kept": 2, "dropped": {
+        "it is more than was asked for": 1, "it is too much like one that is known": 1, "not a JSON object": 1}}
+    Scripted.answers[:] = []
+    with pytest.raises(ValueError, match="exists; name a new folder"):
+        synthesise.main(arguments)
+
+
+def test_notes_of_other_settings_are_not_gone_on_with(endpoint, tmp_path):
+    arguments = ["--task", "db", "--endpoint", endpoint, "--count", "2", "--max-requests", "1", "--out", str(tmp_path / "new")]
+    Scripted.answers[:] = [HERON]
+    assert synthesise.main(arguments) == 1 and labels(tmp_path / "new") == [["4"]]
+    with pytest.raises(ValueError, match="is of another command"):
+        synthesise.main([*arguments, "--seed", "7"])
+    assert labels(tmp_path / "new") == [["4"]]
+
+
+def test_answers_that_do_not_end_are_counted(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesise, "MAX_ANSWER_BYTES", 1 << 18)
+    Scripted.answers[:] = ["endless", "trickle", HERON]
+    begin = time.monotonic()
+    assert synthesise.main(["--task", "db", "--endpoint", endpoint, "--count", "1", "--timeout", "1.5", "--out",
+                            str(tmp_path / "new")]) == 0
+    assert time.monotonic() - begin < 60
+    assert json.loads((tmp_path / "new.json").read_text())["dropped"] == {
+        "the endpoint gave no whole answer in time": 1, "the endpoint's answer does not end": 1}
+
+
+@pytest.mark.parametrize("answers, words", [
+    ([[1, 2]], r"no chat completion: \[1, 2\]"), ([["x"] * 3], "no chat completion"), ([401], "failed: .*401"),
+    ([404, HERON], "failed: .*404")])
+def test_what_is_no_answer_is_a_fault_in_one_line(endpoint, tmp_path, answers, words):
+    Scripted.answers[:] = answers
+    with pytest.raises(EnvFault, match=words) as caught:
+        synthesise.main(["--task", "db", "--endpoint", endpoint, "--count", "1", "--out", str(tmp_path / "new")])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"--count": "0"}, {"--per-request": "-1"}, {"--timeout": "nan"}, {"--avoid": "/nowhere"}])
+def test_settings_are_checked_before_the_endpoint_is_asked(endpoint, tmp_path, capsys, change):
+    settings = {"--task": "db", "--endpoint": endpoint, "--out": str(tmp_path / "new")} | change
+    assert envs_main(["synthesise", *(word for pair in settings.items() for word in pair)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not Scripted.asked
+
+
+def test_no_endpoint_there_is_a_fault(endpoint, tmp_path):
+    with pytest.raises(EnvFault, match="failed: .*refused"):
         synthesise.main(["--task", "db", "--endpoint", "http://127.0.0.1:9/v1", "--out", str(tmp_path / "other")])
+
+
+@pytest.mark.extended
+def test_a_killed_command_loses_one_answer_at_most(endpoint, tmp_path):
+    command = [sys.executable, "-m", "envs", "synthesise", "--task", "db", "--endpoint", endpoint, "--count", "3", "--out",
+               str(tmp_path / "new")]
+    Scripted.answers[:] = [HERON, OSPREY, "trickle"]
+    process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(Scripted.asked) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "new").exists()
+    Scripted.answers[:] = [GANNET]
+    assert synthesise.main(command[4:]) == 0
+    assert labels(tmp_path / "new") == [["4"], ["7"], ["9"]]
+    assert Scripted.asked[2] == Scripted.asked[3]            # it asks what it would have asked

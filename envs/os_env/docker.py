@@ -1,8 +1,10 @@
 """The sandbox of `envs.os_env.sandbox` in a Docker container, by choice only (`backend="docker"` or "docker:IMAGE").
 
-One container per episode: no network, no capabilities, no new privileges, caps on memory, processes and CPU. Commands enter by
-`docker exec`; what bounds them inside is `timeout`. The image needs bash, coreutils and tar, and what its tasks need (ubuntu
-and python3 for AgentBench's).
+One container per episode: no network, no folder of the host, no new privileges, no capabilities but those over its own files,
+caps on memory, processes, CPU, open files and the size of a file. Its root is writable, since the tasks change it, and goes with
+the container; what all its files take together is capped only where the engine's storage has quotas. Commands enter by `docker
+exec`; what bounds them inside is `timeout`. The image needs bash, coreutils and tar, and what its tasks need (ubuntu and python3
+for AgentBench's).
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ class DockerSandbox:
 
     def __init__(self, init: str = "", limits: Limits | None = None, image: str = "") -> None:
         self.limits, self.image = limits or Limits(), image or IMAGE
+        self._image: weakref.finalize | None = None
         memory, processes = str(self.limits.memory_bytes), str(self.limits.processes + 4)
+        caps = {"fsize": self.limits.file_bytes, "cpu": self.limits.cpu_s, "nofile": self.limits.open_files, "core": 0}
         options = ["--rm", "--detach", "--network", "none", "--memory", memory, "--memory-swap", memory, "--cpus", "2",
-                   "--pids-limit", processes, "--ulimit", f"fsize={self.limits.file_bytes}", "--security-opt",
-                   "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER", "--cap-add",
-                   "CHOWN", "--workdir", "/root", "--hostname", "agent"]
+                   "--pids-limit", processes, *(word for name, cap in caps.items() for word in ("--ulimit", f"{name}={cap}")),
+                   "--security-opt", "no-new-privileges", "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER",
+                   "--cap-add", "CHOWN", "--workdir", "/root", "--hostname", "agent"]
         self.container = _docker("run", *options, self.image, "sleep", "infinity").decode().strip()
         self._finalizer = weakref.finalize(self, _remove, self.container)
         _docker("exec", "-i", self.container, "sh", "-c", f"mkdir -p /run && cat > {STATE}-env", stdin=PREPARE.encode())
@@ -74,13 +78,19 @@ class DockerSandbox:
             image = _docker("commit", self.container).decode().strip()
         except EnvFault as fault:
             raise CopyFailed(f"the state cannot be copied: {fault}") from fault
-        twin = DockerSandbox("", self.limits, image)
-        weakref.finalize(twin, subprocess.run, ["docker", "rmi", "--force", image], capture_output=True)
+        try:
+            twin = DockerSandbox("", self.limits, image)
+        except EnvFault:
+            _remove_image(image)
+            raise
+        twin._image = weakref.finalize(twin, _remove_image, image)
         return twin
 
     def close(self) -> None:
-        """Remove the container; safe to call twice."""
+        """Remove the container, and the image that a copy was made of; safe to call twice."""
         self._finalizer()
+        if self._image is not None:
+            self._image()
 
     def _exec(self, argv: list[str], environment: dict[str, str], wall_s: float | None) -> Output:
         wall_s, cap = self.limits.wall_s if wall_s is None else wall_s, self.limits.output_bytes
@@ -131,12 +141,16 @@ def _docker(*arguments: str, stdin: bytes | None = None) -> bytes:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvFault(f"sandbox: docker {arguments[0]}: {error}") from error
     if done.returncode:
-        raise EnvFault(f"sandbox: docker {arguments[0]}: {done.stderr[-400:].decode(errors='replace').strip()}")
+        raise EnvFault(f"sandbox: docker {arguments[0]}: {' '.join(done.stderr.decode(errors='replace').split())[-400:]}")
     return done.stdout
 
 
 def _remove(container: str) -> None:
     subprocess.run(["docker", "rm", "--force", container], capture_output=True)
+
+
+def _remove_image(image: str) -> None:
+    subprocess.run(["docker", "rmi", "--force", image], capture_output=True)
 
 
 @functools.lru_cache(maxsize=4)

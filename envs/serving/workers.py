@@ -57,11 +57,15 @@ class LocalWorker:
         env, shown = self._envs[session], []
         for message in messages:
             result: StepResult = await self._run(session, env.step, message)
+            if session not in self._envs:
+                raise WorkerFault("the sample was cancelled")
             shown += result.messages
             if result.done:
                 break
-        if result.done:
-            self._release(session)
+        if result.status == Status.ENVIRONMENT_ERROR:
+            self._drop(session)
+        elif result.done:
+            self._idle.append(self._envs.pop(session))
         metric = {} if result.score is None else {"score": result.score}
         if result.status == Status.ENVIRONMENT_ERROR:
             metric = {"fault": str(result.info.get("error"))}
@@ -69,7 +73,11 @@ class LocalWorker:
                 "reward": result.reward, "metric": metric}
 
     async def cancel(self, session: int) -> None:
-        self._release(session)
+        """The session is over before its episode, whose world must not stay: a shell, say, and what the agent left running."""
+        if session in self._busy:
+            self._abandoned.add(session)                     # closed when its call returns
+        else:
+            self._drop(session)
 
     async def _run(self, session: int, call: Callable[..., Any], *arguments: Any) -> Any:
         """`call` in a thread. If the caller gives up, the thread goes on, and its environment is closed when it is done."""
@@ -79,7 +87,7 @@ class LocalWorker:
         try:
             return await asyncio.shield(future)
         except (EnvFault, IndexError) as fault:
-            self._release(session)
+            self._drop(session)
             raise WorkerFault(str(fault)) from fault
         except Exception:                                    # a bug: what is left of the environment is not used again
             self._drop(session)
@@ -93,13 +101,6 @@ class LocalWorker:
             if not failed and isinstance(made := future.result(), Env):
                 self._envs[session] = made                   # it was made for nobody
             self._drop(session)
-
-    def _release(self, session: int) -> None:
-        """The session is over: its environment serves another, unless a call of its still runs."""
-        if session in self._busy:
-            self._abandoned.add(session)
-        elif (env := self._envs.pop(session, None)) is not None:
-            self._idle.append(env)
 
     def _drop(self, session: int) -> None:
         if (env := self._envs.pop(session, None)) is not None:
