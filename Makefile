@@ -68,5 +68,5 @@ $(VENV)/.notebooks: pyproject.toml $(TORCH_DONE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(TORCH_DONE)
-	$(PIP) -e '.[notebooks,dev]'
+	$(PIP) -e '.[notebooks,eval,dev]'
 	@touch $@ $(VENV)/.notebooks

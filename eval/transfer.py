@@ -97,8 +97,8 @@ def evaluate_transfer(model: Any, tasks: Sequence[str] = tuple(DEFAULT), *, seed
         One row per item, seed and repeat: see `transfer_records.read_transfer`.
 
     Raises:
-        ValueError: an unknown task or backend; no task that can be read here; a canary that did not score 1.0 and 0; a context too
-            short for the new tokens. ModuleNotFoundError: lm-eval is not installed.
+        ValueError: an unknown task or backend; a Path without a model; no task that can be read here; a canary that did not score 1.0
+            and 0; a context too short for the new tokens. ModuleNotFoundError: lm-eval is not installed.
     """
     about = describe(model, backend, model_args, label)
     folder = Path(out) if out else ROOT / "results" / "transfer" / about["label"]

@@ -26,7 +26,14 @@ MARKS = ("truncated", "prompt_cut", "prompt_tokens", "seed")
 
 
 def describe(model: Any, backend: str, model_args: Mapping[str, Any] | None, label: str | None = None) -> dict[str, Any]:
-    """Who is evaluated: label, backend and arguments, fingerprint of a local folder; run, method and training seed of a run's model."""
+    """Who is evaluated: label, backend and arguments, fingerprint of a local folder; run, method and training seed of a run's model.
+
+    Raises:
+        ValueError: `model` is a Path, and no folder is there.
+    """
+    if isinstance(model, Path) and not model.is_dir():
+        raise ValueError(f"{model} does not exist; make reproduce, or notebooks/run.py train with this recipe, makes such a model; or name "
+                         "another one")
     name = model if isinstance(model, (str, Path)) else type(model).__name__
     folder = Path(name)
     plain = {key: value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__

@@ -18,11 +18,11 @@ from eval.tables import MAIN_BACKBONE, START, paper
 from eval.transfer_records import read_transfer
 from eval.transfer_tasks import DEFAULT, STOCK
 
-POOLED = "AIME24+25"
+POOLED, YEARS = "AIME24+25", "aime24 + aime25"             # the column, and the stock tasks that it is made of
 EXTRACTIONS = ("strict", "flexible")
 MANY = 0.2                                                  # a share of cut texts that is worth a warning
 COLUMNS = ["model", "column", "stock", "extraction", "ours", "std", "low", "high", "n", "size", "seeds", "unit", "values", "samples",
-           "truncated", "prompt_cut", "paper", "difference"]
+           "truncated", "prompt_cut", "paper", "difference", "skipped"]
 
 
 def transfer_table(records: Any, out: str | Path | None = None) -> pd.DataFrame:
@@ -35,8 +35,9 @@ def transfer_table(records: Any, out: str | Path | None = None) -> pd.DataFrame:
     Returns:
         One row per model, column and extraction, in percent: `ours`, sample standard deviation over seeds (None for one), interval
         (one seed: Wilson over items; several: Student's t; avg@k: bootstrap over items), items `n` of `size`, `truncated` and
-        `prompt_cut` in percent (None: unknown), the `paper`'s number for the model, `difference`. A column without items is not there;
-        AIME24+25 has no number unless both years were played.
+        `prompt_cut` in percent (None: unknown), the `paper`'s number for the model, `difference`. A column that was not asked for is not
+        there; one that was skipped has no number and says why in `skipped` (else ""). AIME24+25 has no number unless both years were
+        played.
     """
     frames = _frames(records)
     rows = pd.concat(frames, ignore_index=True)
@@ -44,10 +45,13 @@ def transfer_table(records: Any, out: str | Path | None = None) -> pd.DataFrame:
     printed = paper(3).set_index(["model", "column"])["mean"]
     cells = []
     for model in sorted(set(rows["model"]), key=lambda name: method_rank(_METHODS.get(name, name))):
-        for column, stock, part, samples in _columns(rows[rows["model"] == model]):
+        mine = rows[rows["model"] == model]
+        columns = [(*column, "") for column in _columns(mine)]
+        columns += [(column, stock, mine.iloc[:0], 1, reason) for column, stock, reason in _skipped(frames, model, mine)]
+        for column, stock, part, samples, reason in columns:
             for extraction in EXTRACTIONS:
-                cell = {"model": model, "column": column, "stock": stock, "extraction": extraction, "samples": samples}
-                cells.append(cell | _cell(part, extraction, samples, column) | {"paper": printed.get((_papers_name(rows, model), column))})
+                cell = {"model": model, "column": column, "stock": stock, "extraction": extraction, "samples": samples, "skipped": reason}
+                cells.append(cell | _cell(part, extraction, samples, stock) | {"paper": printed.get((_papers_name(rows, model), column))})
     table = pd.DataFrame(cells, columns=COLUMNS)
     table["difference"] = table["ours"].astype(float) - table["paper"].astype(float)
     if out is not None:
@@ -80,24 +84,39 @@ def _columns(rows: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame, int]]:
     aime = rows[rows["benchmark"].isin(("AIME24", "AIME25"))]
     if len(aime):
         both = aime if aime["benchmark"].nunique() == 2 else aime.iloc[:0]
-        names, samples = " + ".join(sorted(set(aime["stock"]))), int(aime["repeat"].max()) + 1
-        found.append((POOLED, names, both[both["repeat"] == 0], 1))
+        samples = int(aime["repeat"].max()) + 1
+        found.append((POOLED, YEARS, both[both["repeat"] == 0], 1))
         if samples > 1:
-            found.append((f"{POOLED} avg@{samples}", names, both, samples))
+            found.append((f"{POOLED} avg@{samples}", YEARS, both, samples))
         found += [(name if samples == 1 else f"{name} avg@{samples}", STOCK[name.lower()].name, part, samples)
                   for name, part in aime.groupby("benchmark", sort=True)]
     for benchmark in dict.fromkeys(stock.column for stock in STOCK.values() if not stock.column.startswith("AIME")):
         stocks = dict.fromkeys(rows.loc[rows["benchmark"] == benchmark, "stock"])
-        for stock in stocks:                                # a variant beside the default is a column of its own
-            column = benchmark if stock in DEFAULT.values() else f"{benchmark} ({stock})"
-            found.append((column, stock, rows[rows["stock"] == stock], 1))
+        found += [(_named(stock), stock, rows[rows["stock"] == stock], 1) for stock in stocks]
     return found
 
 
-def _cell(rows: pd.DataFrame, extraction: str, samples: int, column: str) -> dict[str, Any]:
+def _named(stock: str) -> str:
+    """The column of a stock task: a variant beside the default is a column of its own."""
+    benchmark = STOCK[stock].column
+    return benchmark if stock in DEFAULT.values() else f"{benchmark} ({stock})"
+
+
+def _skipped(frames: Sequence[pd.DataFrame], model: str, rows: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """(column, stock task, reason) of what was asked for of `model` and could not be read; `rows` are those that it has."""
+    indexes = [frame.attrs["transfer"] for frame in frames]
+    reasons = {stock: reason for index in indexes if _model(index["model"]["label"], index["model"]["method"]) == model
+               for stock, reason in index["skipped"].items() if stock not in set(rows["stock"])}
+    found = [(_named(stock), stock, reason) for stock, reason in reasons.items()]
+    years = [one for one in found if one[1] in YEARS.split(" + ")]
+    if years and not rows["benchmark"].isin(("AIME24", "AIME25")).any():
+        found.insert(0, (POOLED, YEARS, "; ".join(dict.fromkeys(reason for *_, reason in years))))
+    return found
+
+
+def _cell(rows: pd.DataFrame, extraction: str, samples: int, stocks: str) -> dict[str, Any]:
     """One score with what is known of its uncertainty and of what was cut; percentages."""
-    stocks = ["aime24", "aime25"] if column.startswith(POOLED) else list(dict.fromkeys(rows["stock"]))
-    size = sum(STOCK[name].size for name in stocks)
+    size = sum(STOCK[name].size for name in stocks.split(" + "))
     if rows.empty:
         return {"n": 0, "size": size, "seeds": 0, "unit": "seed", "values": ""}
     right = rows.assign(right=rows[extraction].astype(float))
@@ -136,7 +155,8 @@ def layout(table: pd.DataFrame) -> pd.DataFrame:
             lines.append({"model": model, "row": f"ours, {extraction}"} | {name: _score(cells.loc[name]) for name in cells.index})
         cells = rows[rows["extraction"] == "flexible"].set_index("column")
         lines.append({"model": model, "row": "text / prompt cut"} | {
-            name: f"{_percent(cells.loc[name, 'truncated'])} / {_percent(cells.loc[name, 'prompt_cut'])}" for name in cells.index})
+            name: f"{_percent(cells.loc[name, 'truncated'])} / {_percent(cells.loc[name, 'prompt_cut'])}" for name in cells.index
+            if not cells.loc[name, "skipped"]})
     for model, row in paper(3).groupby("model", sort=False):
         lines.append({"model": model, "row": "paper"} | {cell.column: f"{cell.mean:.1f}" for cell in row.itertuples()})
     return pd.DataFrame(lines, columns=["model", "row", *columns]).fillna("")
@@ -144,7 +164,7 @@ def layout(table: pd.DataFrame) -> pd.DataFrame:
 
 def _score(cell: pd.Series) -> str:
     if pd.isna(cell["ours"]):
-        return "n/a"
+        return "skipped" if cell["skipped"] else "n/a"
     return f"{cell['ours']:.1f} ± {show(None if pd.isna(cell['std']) else cell['std'], 1)} [{cell['low']:.1f}, {cell['high']:.1f}]"
 
 
@@ -180,7 +200,7 @@ def notes(table: pd.DataFrame, frames: Sequence[pd.DataFrame]) -> list[str]:
     if (table["seeds"] > 1).any():
         lines.append("± is the sample standard deviation over seeds (ddof = 1), brackets Student's t interval.")
     lines.append("Text cut: ended by the limit of new tokens. Prompt cut: did not fit the context and lost its beginning.")
-    lines += [f"Skipped: {name} ({reason})." for name, reason in
+    lines += [f"Skipped: {STOCK[name].column}, {name} ({reason})." for name, reason in
               sorted({item for index in indexes for item in index["skipped"].items()})]
     lines += sorted({note for index in indexes for note in index["notes"]})
     return lines + ["Canary: perfect answers score 1.0 and empty ones 0 on every task above."]

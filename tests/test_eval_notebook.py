@@ -53,7 +53,7 @@ def test_an_agent_over_two_seeds(tmp_path):
 
 @pytest.mark.extended
 def test_the_recipes_own_run_over_four_seeds():
-    run("train", "--recipe", "smoke", *TASKS)
+    run("train", "--recipe", "smoke", *TASKS, "--resume")
     command = ("eval_agentbench", "--recipe", "smoke", *TASKS, "-p", "instances", "8", "--seeds", "0", "1", "2", "3")
     text = texts(run(*command))
     folder = Path(text.rsplit("rows: ", 1)[1].split("/episodes.jsonl")[0])

@@ -55,7 +55,7 @@ def test_extras_have_the_documented_names():
 
 
 def test_what_is_installed_satisfies_the_list():
-    for requirement in CORE + EXTRAS["notebooks"] + EXTRAS["dev"]:
+    for requirement in CORE + EXTRAS["notebooks"] + EXTRAS["eval"] + EXTRAS["dev"]:
         if requirement.marker is None or requirement.marker.evaluate():
             installed = version(requirement.name)           # PackageNotFoundError names what is missing
             assert requirement.specifier.contains(installed, prereleases=True), f"{requirement}: {installed} is installed"
@@ -75,7 +75,7 @@ def test_every_third_party_import_is_declared():
                 assert found & (notebooks if path.is_relative_to(ROOT / "eval") else declared), f"{path}: {top} is not declared"
 
 
-def test_environment_yml_installs_the_same_list():
+def test_environment_yml_installs_the_same_list(bare):
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert environment["channels"] == ["conda-forge", "nodefaults"]
     conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
@@ -86,6 +86,7 @@ def test_environment_yml_installs_the_same_list():
     [line] = pip
     extras = re.fullmatch(r"-e \.\[([a-z,]+)\]", line).group(1).split(",")
     assert set(extras) <= set(EXTRAS) and {"notebooks", "eval"} <= set(extras)
+    assert f"install -e '.[{','.join(extras)}]'" in make("test", cwd=bare), "conda and make test give the same environment"
 
 
 def test_metadata_of_the_installed_project_is_that_of_pyproject():
@@ -99,7 +100,7 @@ def test_metadata_of_the_installed_project_is_that_of_pyproject():
 
 def test_make_test_builds_everything_from_a_bare_folder(bare):
     commands = make("test", cwd=bare)
-    order = [commands.index(part) for part in ("-m venv", "install  'torch'", "install -e '.[notebooks,dev]'", "-m pytest")]
+    order = [commands.index(part) for part in ("-m venv", "install  'torch'", "install -e '.[notebooks,eval,dev]'", "-m pytest")]
     assert order == sorted(order)
 
 
@@ -127,7 +128,7 @@ def test_nothing_is_installed_twice(bare):
     assert "install" not in make("reproduce", cwd=bare)
     assert "install  'torch==2.12.0'" in make("test", "TORCH=torch==2.12.0", cwd=bare)
     os.utime(bare / "pyproject.toml", (4e9, 4e9))
-    assert "install -e '.[notebooks,dev]'" in make("test", cwd=bare)
+    assert "install -e '.[notebooks,eval,dev]'" in make("test", cwd=bare)
 
 
 @pytest.fixture

@@ -4,23 +4,20 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import datasets
 import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks._yaml_loader import load_yaml
+from models import tiny_model, tiny_tokenizer
+from transfer_data import Engine, Recorder, gold, write_benchmarks
 
-pytest.importorskip("lm_eval")
-
-import datasets  # noqa: E402
-import torch  # noqa: E402
-from lm_eval.models.huggingface import HFLM  # noqa: E402
-from lm_eval.tasks._yaml_loader import load_yaml  # noqa: E402
-from models import tiny_model, tiny_tokenizer  # noqa: E402
-from transfer_data import Engine, Recorder, gold, write_benchmarks  # noqa: E402
-
-from eppo.policy import load_tokenizer  # noqa: E402
-from eval import transfer, transfer_models  # noqa: E402
-from eval.transfer import Setting, check_canary, evaluate_transfer, find_tasks, one_pass  # noqa: E402
-from eval.transfer_models import Canary, Watched, request_seed  # noqa: E402
-from eval.transfer_records import read_transfer  # noqa: E402
-from eval.transfer_tasks import DEFAULT, STOCK, find_stock, local_tasks, stock_folder  # noqa: E402
+from eppo.policy import load_tokenizer
+from eval import transfer, transfer_models
+from eval.transfer import Setting, check_canary, evaluate_transfer, find_tasks, one_pass
+from eval.transfer_models import Canary, Watched, request_seed
+from eval.transfer_records import read_transfer
+from eval.transfer_tasks import DEFAULT, STOCK, find_stock, local_tasks, stock_folder
 
 PART = ("aime24", "aime25", "gsm8k")
 
@@ -330,8 +327,6 @@ def server():
 
 @pytest.mark.parametrize("concurrent", [1, 3])
 def test_an_endpoint_gets_a_seed_with_each_request_and_tells_what_was_cut(concurrent, server, data, tmp_path):
-    for module in ("aiohttp", "requests", "tenacity"):
-        pytest.importorskip(module)
     url, payloads = server
     rows = evaluate_transfer("some-model", ["aime24"], backend="local-chat-completions", batch_size=1, data=data, out=tmp_path,
                              model_args={"base_url": url, "num_concurrent": concurrent}, seeds=(0, 1), temperature=0.7, max_new_tokens=64)

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from models import tiny_model, tiny_tokenizer
+from transfer_data import write_benchmarks
 
-pytest.importorskip("lm_eval")
-
-from models import tiny_model, tiny_tokenizer  # noqa: E402
-from transfer_data import write_benchmarks  # noqa: E402
-
-from eval.transfer import Setting, check_canary, evaluate_transfer, find_tasks  # noqa: E402
-from eval.transfer_tasks import STOCK  # noqa: E402
+from eppo.config import load_recipe
+from eval.transfer import Setting, check_canary, evaluate_transfer, find_tasks
+from eval.transfer_tasks import DEFAULT, STOCK
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOL_ITEMS, SMOL_TOKENS = 84, 128                           # 13 minutes of one busy core
@@ -37,34 +35,67 @@ def test_canary_on_all_real_items(name, eppo_data, tmp_path):
     assert check_canary(found, STOCK[name], Setting()) == {"perfect": 1.0, "silent": 0.0}
 
 
-@pytest.mark.extended
-def test_notebook_from_a_checkpoint_to_the_table(tmp_path):
-    """Tiny model, miniature benchmarks, through the strict runner."""
-    label = f"tiny-{os.getpid()}"
-    folder = tmp_path / label
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    (tmp_path / "transfer").mkdir()
+@pytest.fixture
+def own_recipe(tmp_path):
+    """A recipe of this test alone: smoke's training, and results that are removed afterwards."""
+    path = tmp_path / f"own-{os.getpid()}.yaml"
+    path.write_text("inherits: smoke\ntasks: [db, kg]\n")
+    yield path
+    run = load_recipe(path).run_dir().name
+    for place in (f"runs/{path.stem}", f"notebooks/{path.stem}", f"evaluations/{path.stem}", f"transfer/{run}", f"tables/transfer/{run}"):
+        shutil.rmtree(ROOT / "results" / place, ignore_errors=True)
+
+
+def run_notebook(tmp_path, *arguments):
+    """The texts that the notebook shows; the benchmarks are miniatures."""
+    (tmp_path / "transfer").mkdir(exist_ok=True)
     write_benchmarks(tmp_path / "transfer")
-    arguments = ["-p", "model", str(folder), "-p", "max_new_tokens", "4"]
-    environment = os.environ | {"EPPO_DATA": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "notebooks/run.py", "eval_transfer", "--recipe", "micro", *arguments], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=280)
-    written = [ROOT / "results/transfer" / label, ROOT / "results/tables/transfer" / label]
-    try:
-        assert done.returncode == 0, done.stdout + done.stderr
-        copy = nbformat.read(done.stdout.rsplit("-> ", 1)[1].strip(), as_version=4)
-        text = json.dumps([cell.get("outputs") for cell in copy.cells], ensure_ascii=False)
-        for part in ("canary: 1.0 and 0 on aime24, aime25, minerva_math500, gsm8k, mmlu_pro, gpqa_main_cot_zeroshot", "they are no scores",
-                     "Prompt cut: did not fit the context", "71.0"):
-            assert part in text, part
-        table = (written[1] / "table_3.md").read_text()
-        assert sum(label in line and "ours, strict" in line for line in table.splitlines()) == 1 and "% / 100 %" in table
-        index = json.loads((written[0] / "transfer.json").read_text())
-        assert len(index["passes"]) == 6 and not index["skipped"]
-    finally:
-        for path in written:
-            shutil.rmtree(path, ignore_errors=True)
+    environment = os.environ | {"EPPO_DATA": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"),
+                                "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "notebooks/run.py", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+                          timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    copy = nbformat.read(done.stdout.rsplit("-> ", 1)[1].strip(), as_version=4)
+    return json.dumps([cell.get("outputs") for cell in copy.cells], ensure_ascii=False)
+
+
+def check_transfer(text, run, stocks, columns):
+    """From the checkpoint `run` to the table, whose row of ours has so many numbers."""
+    for part in (f"canary: 1.0 and 0 on {', '.join(stocks)}", "they are no scores", "Prompt cut: did not fit the context",
+                 f"records: results/transfer/{run}"):
+        assert part in text, part
+    table = (ROOT / "results/tables/transfer" / run / "table_3.md").read_text()
+    [strict] = [line for line in table.splitlines() if line.startswith("| EPPO") and "ours, strict" in line]
+    assert strict.count("± n/a [") == columns and "| EPPO" in table and "| paper" in table and "71.0" in table and "text / prompt cut" in table
+    index = json.loads((ROOT / "results/transfer" / run / "transfer.json").read_text())
+    assert len(index["passes"]) == len(stocks) and not index["skipped"]
+    assert (index["model"]["run"], index["model"]["method"], index["model"]["train_seed"]) == (run, "eppo", 0)
+
+
+def test_notebook_from_the_recipe_alone_to_the_table(own_recipe, tmp_path):
+    """An untrained model stands where the recipe's run would leave its own."""
+    config = load_recipe(own_recipe)
+    tiny_model().save_pretrained(config.run_dir() / "model")
+    tiny_tokenizer().save_pretrained(config.run_dir() / "model")
+    (config.run_dir() / "run.json").write_text(json.dumps({"config": config.to_dict()}))
+    text = run_notebook(tmp_path, "eval_transfer", "--recipe", str(own_recipe), "-p", "max_new_tokens", "4",
+                        "-p", "benchmarks", "aime24", "aime25", "gsm8k")
+    check_transfer(text, config.run_dir().name, ["aime24", "aime25", "gsm8k"], 4)
+
+
+@pytest.mark.extended
+def test_training_and_both_evaluations_by_recipe_alone(own_recipe, tmp_path):
+    run = load_recipe(own_recipe).run_dir()
+    run_notebook(tmp_path, "train", "--recipe", str(own_recipe))
+    text = run_notebook(tmp_path, "eval_agentbench", "--recipe", str(own_recipe), "-p", "instances", "4", "--seeds", "0", "1", "2", "3")
+    assert "32/32 episodes" in text and run.name in text
+    text = run_notebook(tmp_path, "eval_transfer", "--recipe", str(own_recipe), "-p", "max_new_tokens", "4")
+    check_transfer(text, run.name, DEFAULT.values(), 7)
+
+
+def test_a_recipe_without_a_run_says_how_to_make_one(own_recipe):
+    with pytest.raises(ValueError, match="does not exist; make reproduce, or notebooks/run.py train with this recipe"):
+        evaluate_transfer(load_recipe(own_recipe).run_dir() / "model")
 
 
 # ---- a real instruct model

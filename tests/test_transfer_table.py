@@ -87,7 +87,7 @@ def test_columns_stand_in_the_papers_order():
 
 def test_one_year_alone_is_no_pooled_score():
     table = transfer_table(rows_of({"aime24": [(1, 1), (0, 0)]}))
-    assert pd.isna(cell(table, "AIME24+25")["ours"]) and cell(table, "AIME24")["ours"] == 50.0
+    assert pd.isna(cell(table, "AIME24+25")["ours"]) and cell(table, "AIME24+25")["size"] == 60 and cell(table, "AIME24")["ours"] == 50.0
     assert layout(table).set_index("row").loc["ours, strict", "AIME24+25"] == "n/a"
 
 
@@ -123,6 +123,25 @@ def test_the_papers_untrained_model_is_that_model_only():
     assert cell(table, "GSM8K", model="Qwen2.5-3B-Instruct")["paper"] == 60.7
 
 
+def test_what_was_skipped_stands_in_the_table_with_the_reason():
+    skipped = {"gpqa_main_cot_zeroshot": "gated", "aime24": "no file", "aime25": "no file"}
+    table = transfer_table(rows_of({"gsm8k": [(1, 1)]}, skipped=skipped))
+    for extraction in ("strict", "flexible"):
+        gpqa = cell(table, "GPQA", extraction)
+        assert (gpqa["skipped"], gpqa["n"], gpqa["size"], gpqa["paper"]) == ("gated", 0, 448, 27.2) and pd.isna(gpqa["ours"])
+    assert cell(table, "AIME24+25")["skipped"] == cell(table, "AIME24")["skipped"] == "no file" and cell(table, "GSM8K")["skipped"] == ""
+    text = layout(table).set_index("row")
+    assert text.loc["ours, strict", ["AIME24+25", "GPQA", "MMLU-Pro"]].tolist() == ["skipped", "skipped", ""], "MMLU-Pro: not asked for"
+    assert text.loc["text / prompt cut", "GPQA"] == "" and text["GPQA"]["paper"].tolist()[-1] == "27.2"
+
+
+def test_one_model_of_two_skipped_what_the_other_played():
+    played = rows_of({"gpqa_main_cot_zeroshot": [(1, 1)]})
+    other = rows_of({"gsm8k": [(1, 1)]}, label="AgentRL", method="agentrl", skipped={"gpqa_main_cot_zeroshot": "gated"})
+    table = transfer_table([played, other])
+    assert cell(table, "GPQA")[["ours", "skipped"]].tolist() == [100.0, ""] and cell(table, "GPQA", model="AgentRL")["skipped"] == "gated"
+
+
 def test_unknown_is_not_zero():
     table = transfer_table(rows_of({"gsm8k": [(1, 1)]}, truncated=None))
     assert layout(table).set_index("row").loc["text / prompt cut", "GSM8K"] == "n/a / 100 %"
@@ -135,7 +154,7 @@ def test_notes_say_what_was_played_and_what_not(tmp_path):
     text = "\n".join(notes(table, [frame]))
     for part in ("lm-eval 0.4.13", "gsm8k version 1.0, 0-shot, chat template on, temperature 0, at most 32 new tokens, extractions "
                  "exact_match,strict-match / exact_match,flexible-extract", "Only a part was played: GSM8K 4 of 1319.",
-                 "they are no scores", "One seed: ± n/a", "Skipped: gpqa_main_cot_zeroshot (gated).", "Temperature 0: ..."):
+                 "they are no scores", "One seed: ± n/a", "Skipped: GPQA, gpqa_main_cot_zeroshot (gated).", "Temperature 0: ..."):
         assert part in text, part
     assert "AIME24+25 60 of 60" not in text and "say little" not in text
     cut = rows_of({"gsm8k": [(0, 0)]}, truncated=True)
