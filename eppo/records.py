@@ -16,28 +16,26 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import platform
-import subprocess
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from eppo.checkpoint import list_checkpoints
+from eppo.completeness import missing_rows
 from eppo.config import ROOT, RunConfig
 from eppo.files import LineFile, encode, read_lines, write_atomically
+from eppo.machine import environment
+from eppo.plugins import plugin_digests
 from eppo.types import StepRecord
 
 SCHEMA = 1
 RUN_COLUMNS = ("path", "recipe", "method", "seed", "status", "steps", "started", "ended", "commit", "dirty", "identity")
 FILES = ("steps", "episodes", "trajectories", "eval")
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "vllm", "numpy", "pandas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,11 @@ class Run:
     @property
     def config(self) -> RunConfig:
         return RunConfig.from_dict(self.info["config"])
+
+    @property
+    def gaps(self) -> list[str]:
+        """Sentences about rows that were recorded once and are not there; see `eppo.completeness`."""
+        return missing_rows(self.steps, self.episodes, self.eval)
 
 
 class RunWriter:
@@ -87,7 +90,8 @@ class RunWriter:
             self._files = {name: LineFile(self.folder / f"{name}.jsonl") for name in FILES}
             self.rewind(-1 if self.last_step is None else self.last_step)       # rows of a step that was never finished
             self.info = {"schema": SCHEMA, "identity": config.identity(), "config": config.to_dict(), "seed": config.seed,
-                         "started": before.get("started", _now()), "ended": None, "status": "running", "error": None, "warnings": [],
+                         "started": before.get("started", _now()), "ended": None, "status": "running", "error": None,
+                         "warnings": config.warnings, "plugins": plugin_digests(config.plugins),
                          "resumed": [*before.get("resumed", []), _now()] if resume else [], **environment()}
             self._save_info()
         except BaseException as error:
@@ -148,8 +152,9 @@ class RunWriter:
         self._files["eval"].append([encode({**row, "step": step}, "eval") for row in rows], step)
 
     def write_warnings(self, texts: Iterable[str]) -> None:
-        """What a reader of the run must know, into run.json; it replaces what was there."""
-        if (texts := list(texts)) != self.info["warnings"]:
+        """What a reader of the run must know, into run.json, after what the configuration itself gives rise to; it replaces what was
+        there."""
+        if (texts := [*self.config.warnings, *texts]) != self.info["warnings"]:
             self.info["warnings"] = texts
             self._save_info()
 
@@ -190,13 +195,16 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
     Raises:
         ValueError: no run there, a newer schema, or a corrupt line (file and line are named). A half-written last line, left by
-            a killed process, is only a warning.
+            a killed process, is only a warning, and so are rows that are missing.
     """
     folder = Path(folder)
     info = _read_info(folder)
     frames = {"steps": _frame(_course(folder / "steps.jsonl"))}
     frames |= {name: _frame(read_lines(folder / f"{name}.jsonl")) for name in ("episodes", "eval")}
-    return Run(folder, info, **frames)
+    run = Run(folder, info, **frames)
+    for text in run.gaps:
+        warnings.warn(f"{folder}/{text}", stacklevel=2)
+    return run
 
 
 def list_runs(root: str | os.PathLike[str] = ROOT / "results" / "runs") -> pd.DataFrame:
@@ -270,41 +278,6 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 def _count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-# ---- where a run took place -----------------------------------------------------------------------------------------
-def environment() -> dict[str, Any]:
-    """What run.json says about code and machine: commit, dirty (tracked files changed), versions, hardware; None if unknown."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    hardware = {"system": platform.system(), "machine": platform.machine(), "processor": _processor(), "gpus": gpus,
-                "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
-                "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)}
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes), "versions": versions,
-            "hardware": hardware}
-
-
-def _git(*arguments: str) -> str | None:
-    """The output of a git command in the repository of this file, None where there is none."""
-    if not (ROOT / ".git").exists():
-        return None
-    try:
-        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _processor() -> str | None:
-    path = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in path.read_text().splitlines() if line.startswith("model name")] \
-        if path.exists() else []
-    return names[0] if names else platform.processor() or None
 
 
 def _now() -> str:

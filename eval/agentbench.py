@@ -91,7 +91,7 @@ def evaluate(generator: Generator | Any, tasks: Sequence[str], seeds: Sequence[i
                 stopped = isinstance(error, KeyboardInterrupt)
                 save_info(folder, info | {"status": "stopped" if stopped else "failed", "error": f"{type(error).__name__}: {error}"})
                 raise
-            save_info(folder, info | {"status": "finished"})
+            save_info(folder, info | {"status": "finished", "episodes": len(log.rows)})
     return rows
 
 
@@ -142,6 +142,8 @@ class _Plan:
         tasks, seeds = list(dict.fromkeys(tasks)), list(dict.fromkeys(seeds))
         if not seeds or not tasks:
             raise ValueError(f"an evaluation needs seeds and tasks; got seeds {seeds}, tasks {tasks}")
+        if instances is not None and instances < 1:
+            raise ValueError(f"instances = {instances} would play nothing; give at least 1, or None for all")
         if settings["temperature"] == 0 and len(seeds) > 1:
             warnings.warn("temperature 0: seeds cannot differ by sampling; one seed says as much", stacklevel=3)
         self.settings, self.tasks = dict(settings), tasks

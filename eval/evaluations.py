@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -22,8 +23,9 @@ from typing import Any
 
 import pandas as pd
 
+from eppo.completeness import missing_evaluated
 from eppo.files import LineFile, encode, read_lines, write_atomically
-from eppo.records import environment
+from eppo.machine import environment
 from eppo.rollouts import FAULTS
 from eval.runs import ROOT
 
@@ -46,6 +48,11 @@ class Evaluation:
     @property
     def settings(self) -> dict[str, Any]:
         return self.info["settings"]
+
+    @property
+    def gaps(self) -> list[str]:
+        """Sentences about rows that are missing: of an evaluation that was cut short, or deleted since."""
+        return missing_evaluated(self.eval, self.info.get("episodes"))
 
     @property
     def policy(self) -> dict[str, Any]:
@@ -107,7 +114,8 @@ def read_evaluation(folder: str | os.PathLike[str]) -> Evaluation:
     """The evaluation recorded in `folder`.
 
     Raises:
-        ValueError: none there, another schema, or a corrupt line. A half-written last line is only a warning.
+        ValueError: none there, another schema, or a corrupt line. A half-written last line is only a warning, as are rows that are
+            missing.
     """
     folder = Path(folder)
     info = read_info(folder)
@@ -117,7 +125,10 @@ def read_evaluation(folder: str | os.PathLike[str]) -> Evaluation:
     config = {"method": policy.get("method") or UNTRAINED, "seed": policy.get("train_seed") or 0, "tasks": tasks,
               "recipe": policy.get("recipe"), "model": {"path": policy.get("model") or policy["name"]}, "algorithm": {},
               "env": {name: settings[name] for name in ("source", "size", "rules")}}
-    return Evaluation(folder, info | {"config": config}, rows)
+    evaluation = Evaluation(folder, info | {"config": config}, rows)
+    for text in evaluation.gaps:
+        warnings.warn(f"{folder}/{text}; the command that made it plays what is missing", stacklevel=2)
+    return evaluation
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

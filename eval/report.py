@@ -166,6 +166,7 @@ def _notes(evaluation: Evaluation, rows: pd.DataFrame, table: pd.DataFrame, aver
     unequal = rows.groupby(["task", "eval_seed"])["instance"].nunique().groupby("task").nunique()
     if (unequal > 1).any() or rows.groupby("task")["eval_seed"].nunique().nunique() > 1:
         lines.append("Not every seed has played every instance yet: run the same command again before quoting a number.")
+    lines += [f"Missing: {text}; the same command plays them." for text in evaluation.gaps]
     if greedy:
         lines.append("Temperature 0: seeds cannot differ by sampling, so one seed is counted and no ± is given.")
     elif len(seeds) == 1:

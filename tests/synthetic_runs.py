@@ -36,5 +36,5 @@ def synthetic_run(method="eppo", seed=0, steps=100, tasks=TASKS, noise=0.02, cli
     config = {"method": method, "seed": seed, "steps": steps, "tasks": list(tasks), "recipe": "micro", "algorithm": {},
               "model": {"path": "micro"}, "env": {"rules": "strict"}, "validation": {"instances": 16}}
     info = {"config": config, "commit": commit, "dirty": False, "status": "finished"}
-    return SimpleNamespace(path=Path(f"{method}-s{seed}-{commit}"), steps=pd.DataFrame(columns), episodes=pd.DataFrame(),
+    return SimpleNamespace(path=Path(f"{method}-s{seed}-{commit}"), steps=pd.DataFrame(columns), episodes=pd.DataFrame(), gaps=[],
                            eval=pd.DataFrame(rows), info=info)
