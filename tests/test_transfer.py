@@ -12,6 +12,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from models import tiny_model, tiny_tokenizer
 from transfer_data import Engine, Recorder, gold, write_benchmarks
 
+from eppo.chat import ChatFormat
 from eppo.policy import load_tokenizer
 from eval import transfer, transfer_models
 from eval.transfer import Setting, check_canary, evaluate_transfer, find_tasks, one_pass
@@ -194,6 +195,15 @@ def test_the_tokenizer_is_the_one_that_was_trained_with(checkpoint):
     text = 'look {"word": "apple"} 2026'
     lm = transfer.make_lm(checkpoint, "hf", None, 1)
     assert lm.tok_encode(text) == tiny_tokenizer().encode(text) == load_tokenizer(str(checkpoint)).encode(text)
+
+
+def test_a_prompt_is_laid_out_as_in_training_and_agent_evaluation(found):
+    lm, chat = hf(), ChatFormat(tiny_tokenizer())
+    results, _ = one_pass(found, STOCK["gsm8k"], Setting(few_shot=0, system="Be brief.", generation={"max_gen_toks": 2}), lm, 0, 0)
+    for sample in results["samples"]["gsm8k"]:
+        messages = [{"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": f"Question: {sample['doc']['question']}\nAnswer:"}]
+        assert lm.tok_encode(sample["arguments"][0][0]) == chat.opening_ids(messages, [])
 
 
 # ---- seeds and repeats

@@ -66,7 +66,8 @@ def check_transfer(text, run, stocks, columns):
         assert part in text, part
     table = (ROOT / "results/tables/transfer" / run / "table_3.md").read_text()
     [strict] = [line for line in table.splitlines() if line.startswith("| EPPO") and "ours, strict" in line]
-    assert strict.count("± n/a [") == columns and "| EPPO" in table and "| paper" in table and "71.0" in table and "text / prompt cut" in table
+    assert strict.count("± n/a [") == columns and "text / prompt cut" in table
+    assert [line.count("71.0") for line in table.splitlines() if line.startswith("| EPPO") and "| paper" in line] == [1]
     index = json.loads((ROOT / "results/transfer" / run / "transfer.json").read_text())
     assert len(index["passes"]) == len(stocks) and not index["skipped"]
     assert (index["model"]["run"], index["model"]["method"], index["model"]["train_seed"]) == (run, "eppo", 0)
