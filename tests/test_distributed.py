@@ -50,13 +50,13 @@ def found(folder, start):
     return two(folder, start, FEW)
 
 
-def assert_same_steps(name, found):
+def assert_same_steps(name, found, rounding):
     records, weights = take_steps(learner_of(name), BATCHES)
     moved = (weights - torch.cat([value.detach().flatten() for value in learner_of(name).parameters])).norm()
     assert moved > 1e-2
     (others, ends), (_, twins) = (one["steps"][name] for one in found)
     assert torch.equal(ends, twins)
-    assert (ends - weights).norm() < 1e-10 * moved
+    assert (ends - weights).norm() < rounding * moved
     for one, other in zip(records, others, strict=True):
         assert set(one) == set(other)
         for key in set(one) - set(PER_BATCH):
@@ -65,14 +65,15 @@ def assert_same_steps(name, found):
 
 @pytest.mark.parametrize("name", FEW)
 def test_two_processes_take_the_steps_of_one(name, found):
-    assert_same_steps(name, found)
+    assert_same_steps(name, found, rounding=1e-10)
 
 
 @pytest.mark.extended
 def test_so_they_do_for_every_method(tmp_path):
+    """Sums of a sequence's log-probabilities, as GSPO's, are in float32 and round by the width of the micro-batch, in one process too."""
     found = two(tmp_path, "-", NAMES)
     for name in NAMES:
-        assert_same_steps(name, found)
+        assert_same_steps(name, found, rounding=1e-6)
 
 
 def test_a_loss_that_is_not_finite_in_one_process_ends_both(found):

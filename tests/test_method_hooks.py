@@ -1,12 +1,14 @@
 """Hooks of single methods: dynamic sampling, entropy terms, SEAL's head, warnings."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from method_batches import NAN, STEPS, begun, forward_of, make_batch, parts_of, stats
 
 from eppo.algorithms import Forward, get_algorithm
+from eppo.algorithms.paced import Paced
+from eppo.pacer import EntropyPacer
 from eppo.selection import MAX_ROUNDS, DynamicSampling, is_informative
 from eppo.turn_entropy import unit_entropies
 from eppo.types import Group, TaskStats, Trajectory
@@ -177,3 +179,23 @@ def test_warnings():
         for _ in range(12):
             method.pace(stats(STEPS[0]))
         assert method.warnings == []
+
+
+def test_paced_methods_have_the_pacers_defaults():
+    """Every setting of the pacer is one of the methods that pace, with the same default; `ddof` is theirs under another name."""
+    pacer = {one.name: (one.default, one.type) for one in fields(EntropyPacer) if one.init}
+    paced = {one.name: (one.default, one.type) for one in fields(Paced) if one.init}
+    assert len(pacer) > 10
+    for name, default in pacer.items():
+        assert paced["z_ddof" if name == "ddof" else name] == default, name
+    made = get_algorithm("eppo").pacer
+    assert {name: getattr(made, name) for name in pacer} == {name: value for name, (value, _) in pacer.items()}
+
+
+def test_paced_methods_hand_every_setting_to_the_pacer():
+    changed = {"eps0": 0.22, "alpha": 0.3, "beta": 0.9, "eps_min": 0.16, "eps_max": 0.28, "kappa": 2.0, "sigma_floor": 0.02,
+               "ref_batches": 2, "warmup_steps": 3, "ddof": 1, "h_floor": 2e-3, "n_min": 4, "trend_mode": "relative", "claim_prop1": True}
+    assert set(changed) == {one.name for one in fields(EntropyPacer) if one.init}
+    made = get_algorithm("eppo", **{"z_ddof" if name == "ddof" else name: value for name, value in changed.items()}).pacer
+    assert {name: getattr(made, name) for name in changed} == changed
+    assert all(value != getattr(EntropyPacer(), name) for name, value in changed.items())
