@@ -24,8 +24,8 @@ from eval.runs import (by_method, clip_warning, load, method_label, metric_KT, p
                        write_json)
 from eval.tables import FIVE, THREE, notes, render
 
-STYLE = {"font.size": 8, "font.family": "DejaVu Sans", "axes.titlesize": 8.5, "axes.labelsize": 8, "xtick.labelsize": 7,
-         "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False, "axes.spines.top": False,
+STYLE = {"font.size": 9.5, "font.family": "DejaVu Sans", "axes.titlesize": 10, "axes.labelsize": 9.5, "xtick.labelsize": 9,
+         "ytick.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False, "axes.spines.top": False,
          "axes.spines.right": False, "axes.linewidth": 0.7, "savefig.dpi": 200, "svg.hashsalt": "eppo", "svg.fonttype": "path"}
 MARKERS = ("s", "o", "^", "v", "P", "X", "<", ">")
 DIAGNOSTICS = (("Crossovers", "lower"), ("Trend $R^2$", "higher"), ("Late spike, nats", "lower"))
@@ -69,13 +69,13 @@ def save(axes: Sequence[Axes], path: str | Path, records: Any) -> list[Path]:
 
 
 def _heading(place: Any, *lines: str) -> None:
-    place.suptitle("\n".join(line for line in lines if line), fontsize=8.5, x=0.01, ha="left")
+    place.suptitle("\n".join(line for line in lines if line), fontsize=10, x=0.01, ha="left")
 
 
 # ---- entropies and diagnostics ------------------------------------------------------------------------------------------
 def _figure_1(place: Any, runs: list[Any], methods: Methods, tasks: list[str]) -> list[Axes]:
     rows, _ = method_grid(len(methods))
-    top, bottom = place.subfigures(2, 1, height_ratios=(2.5 * rows, 0.75 + 0.42 * len(methods)))
+    top, bottom = place.subfigures(2, 1, height_ratios=(2.8 * rows, 0.95 + 0.5 * len(methods)))
     panels = _entropy_panels(top, methods, tasks, "ab" if len(methods) == 2 else "")
     diagnostics = list(bottom.subplots(1, 3))
     _diagnostic_panels(diagnostics, methods, tasks)
@@ -122,12 +122,12 @@ def _diagnostic_panels(panels: Sequence[Axes], methods: Methods, tasks: Sequence
     values = diagnostics_of(methods, tasks)
     for column, (ax, (name, direction)) in enumerate(zip(panels, DIAGNOSTICS)):
         rising = {method: sum(row[3] for row in rows) for method, rows in values.items()}
-        remarks = [f" ({rising[method]} of {len(tasks_of(methods[method])) * len(rows)} rise)" if column == 1 and rising[method] else ""
+        remarks = [f"{rising[method]} of {len(tasks_of(methods[method])) * len(rows)} rise" if column == 1 and rising[method] else ""
                    for method, rows in values.items()]
         bars(ax, [([row[column] for row in rows], remark) for rows, remark in zip(values.values(), remarks)], whole=column == 0)
         ax.set_title(("(c) " if column == 0 else "") + name, loc="left")
         ax.set_xlabel(f"{direction} is better")
-    panels[0].set_yticks(range(len(values)), [f"{method_label(method)} (n = {len(rows)})" for method, rows in values.items()])
+    panels[0].set_yticks(range(len(values)), [f"{method_label(method)}\nn = {len(rows)}" for method, rows in values.items()])
 
 
 # ---- validation ---------------------------------------------------------------------------------------------------------
@@ -216,17 +216,17 @@ def _figure_success(place: Any, runs: list[Any], methods: Methods, tasks: list[s
 
 
 def _wide(methods: int) -> float:
-    return max(4.2, 3.6 * method_grid(methods)[1])
+    return max(4.6, 3.8 * method_grid(methods)[1])
 
 
 Place = Callable[[Any, list[Any], Methods, list[str]], list[Axes]]
 FIGURES: dict[int | str, tuple[Callable[[int, int], tuple[float, float]], Place]] = {       # size from tasks, methods; function
-    1: (lambda tasks, methods: (max(7.2, _wide(methods)), 2.5 * method_grid(methods)[0] + 0.42 * methods + 1.2), _figure_1),
-    3: (lambda tasks, methods: (7.2, 1.9 * -(-(tasks + 1) // 3) + 0.4), _figure_3),
+    1: (lambda tasks, methods: (max(7.6, _wide(methods)), 2.8 * method_grid(methods)[0] + 0.5 * methods + 1.5), _figure_1),
+    3: (lambda tasks, methods: (7.6, 2.1 * -(-(tasks + 1) // 3) + 0.5), _figure_3),
     4: (lambda tasks, methods: (_wide(methods), 2.6 * method_grid(methods)[0]), _figure_4),
-    5: (lambda tasks, methods: (7.2, 3.2), partial(_figure_success, expected=FIVE)),
-    6: (lambda tasks, methods: (7.2, 3.2), partial(_figure_success, expected=THREE)),
+    5: (lambda tasks, methods: (7.6, 3.6), partial(_figure_success, expected=FIVE)),
+    6: (lambda tasks, methods: (7.6, 3.6), partial(_figure_success, expected=THREE)),
     7: (lambda tasks, methods: (_wide(methods), 2.6 * method_grid(methods)[0]), _figure_7),
-    "success": (lambda tasks, methods: (7.2, 3.2), _figure_success),
-    "clip": (lambda tasks, methods: (max(4.2, 3.6 * methods), 4.0), _figure_clip),
+    "success": (lambda tasks, methods: (7.6, 3.6), _figure_success),
+    "clip": (lambda tasks, methods: (max(4.6, 3.8 * methods), 4.6), _figure_clip),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from eval.runs import method_label, stack_STK, task_label
 from eval.statistics import seed_band
@@ -18,6 +19,7 @@ MORE_COLOURS = ("#56B4E9", "#000000", "#999933", "#882255", "#44AA99")
 METHOD_LINES = {"eppo": "-", "agentrl": (0, (4, 1.6)), "grpo": (0, (1, 1)), "eppo_no_task_clip": (0, (6, 1.5, 1, 1.5)),
                 "eppo_no_trend": (0, (3, 1.2, 1, 1.2, 1, 1.2)), "dcpo": (0, (2, 2)), "bapo": (0, (8, 2)), "rloo": (0, (1, 2.5))}
 MORE_LINES = ((0, (5, 1, 1, 1, 1, 1)), (0, (7, 3)), (0, (3, 3, 1, 3)), (0, (2, 1, 2, 4)))
+NUMBER_PT, LABEL_PT = 9.5, 8.5                              # at bars; at the ends of lines and below numbers
 BAND_SEEDS = 3                                              # fewer seeds are drawn one by one: an interval of two says nothing
 
 Methods = dict[str, list[Any]]                              # method -> its runs
@@ -124,26 +126,29 @@ def learning_curve(ax: Axes, curve_ST: np.ndarray, colour: str, line: Any, label
 
 
 def bars(ax: Axes, rows: Sequence[tuple[Sequence[float], str]], whole: bool = False) -> None:
-    """A horizontal bar per row, from light to dark: the mean over its seeds, a dot per seed, and the number with a remark."""
+    """A horizontal bar per row, from light to dark: the mean over its seeds, a dot per seed, the number, and a remark below it."""
     greys = np.linspace(0.75, 0.35, len(rows))
     for row, (values, remark) in enumerate(rows):
         known = [value for value in values if not np.isnan(value)]
         if not known:
-            ax.annotate("n/a", (0, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=7)
+            ax.annotate("n/a", (0, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=NUMBER_PT)
             continue
         mean = float(np.mean(known))
-        ax.barh(row, mean, height=0.62, color=str(greys[row]))
+        ax.barh(row, mean, height=0.66, color=str(greys[row]))
         if len(known) > 1:
-            ax.plot(known, [row] * len(known), "o", color="black", markeredgecolor="white", markeredgewidth=0.5, markersize=4,
+            ax.plot(known, [row] * len(known), "o", color="black", markeredgecolor="white", markeredgewidth=0.6, markersize=5.5,
                     clip_on=False)
-        text = f"{mean:.0f}" if whole and len(known) == 1 else f"{mean:.3g}"
-        ax.annotate(text + remark, (max(*known, mean), row) if len(known) > 1 else (mean, row), xytext=(5, 0),
-                    textcoords="offset points", va="center", fontsize=7)
+        text = f"{mean:.0f}" if whole and len(known) == 1 else f"{mean:#.3g}".removesuffix(".")
+        end = (max(*known, mean), row) if len(known) > 1 else (mean, row)
+        ax.annotate(text, end, xytext=(6, 5 if remark else 0), textcoords="offset points", va="center", fontsize=NUMBER_PT)
+        if remark:
+            ax.annotate(remark, end, xytext=(6, -7), textcoords="offset points", va="center", fontsize=LABEL_PT, color="0.35")
     ax.set_yticks(range(len(rows)), [""] * len(rows))
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
-    ax.margins(x=0.3)
+    ax.margins(x=0.42)
     ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
 
 
 def nanmean(values: np.ndarray) -> np.ndarray:
@@ -165,14 +170,14 @@ def mark_seed_loss(ax: Axes, steps_T: np.ndarray, values_STK: np.ndarray) -> Non
     for end in sorted(set(ends_S[ends_S < ends_S.max()].tolist())):
         ax.axvline(steps_T[end], color="0.5", linewidth=0.6, linestyle=":")
         ax.annotate(f"n = {int((ends_S > end).sum())}", (steps_T[end], 1), xycoords=("data", "axes fraction"), xytext=(2, -16),
-                    textcoords="offset points", fontsize=6, color="0.35")
+                    textcoords="offset points", fontsize=7.5, color="0.35")
 
 
 def label_ends(ax: Axes, ends: Ends) -> None:
     """Names at the right ends of the lines. Call it when the limits are final; names that would overlap share out the room."""
     low, high = ax.get_ylim()
     known = sorted((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0])
-    gap = min(0.075, 1 / max(1, len(known)))
+    gap = min(0.088, 1 / max(1, len(known)))
     clusters: list[list[float]] = []                        # wanted heights; a cluster is spread around its mean
     for value, _, _ in known:
         clusters.append([(value - low) / (high - low)])
@@ -181,7 +186,7 @@ def label_ends(ax: Axes, ends: Ends) -> None:
     heights = [_bottom(cluster, gap) + gap * index for cluster in clusters for index in range(len(cluster))]
     for height, (_, text, colour) in zip(heights, known, strict=True):
         ax.annotate(text, (1, height), xycoords="axes fraction", xytext=(3, 0), textcoords="offset points", va="center",
-                    fontsize=7, color=colour, annotation_clip=False)
+                    fontsize=LABEL_PT, color=colour, annotation_clip=False)
 
 
 def _bottom(cluster: list[float], gap: float) -> float:

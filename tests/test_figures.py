@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.text import Text
 from synthetic_runs import TASKS, synthetic_run
 
 from eppo.diagnostics import crossover_count, headline_window, late_spike, smooth_entropy, trend_r2
@@ -58,13 +59,26 @@ def test_figure_1c_shows_the_diagnostics_of_the_smoothed_curves(two):
     assert bars == [[values["agentrl"][0][column], values["eppo"][0][column]] for column in range(3)]
 
 
+def test_figure_1_is_readable(two):
+    """Nothing below 8.5 points; the numbers of (c) stand apart from each other and from the neighbouring panel."""
+    axes = draw(1, two)
+    figure = axes[0].get_figure(root=True)
+    figure.canvas.draw()
+    shown = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert min(text.get_fontsize() for text in shown) >= 8.5
+    for ax, following in zip(axes[2:], [*axes[3:], None]):
+        boxes = [text.get_window_extent() for text in ax.texts]
+        assert not any(a.overlaps(b) for index, a in enumerate(boxes) for b in boxes[:index])
+        assert max(box.x1 for box in boxes) < (following.get_window_extent().x0 if following else figure.bbox.x1)
+
+
 def test_shorter_runs_are_left_out_of_the_diagnostics_and_marked():
     runs = [synthetic_run("eppo", seed, steps=60 if seed == 3 else 100) for seed in range(4)]
     assert len(diagnostics_of(by_method(runs), TASKS)["eppo"]) == 3
     axes = draw(1, runs)
     assert axes[0].get_title(loc="left") == "EPPO, n = 4 seeds" and "n = 3" in [text.get_text() for text in axes[0].texts]
     assert "t-interval over seeds" in texts(axes) and "one seed" not in texts(axes)
-    assert [label.get_text() for label in axes[1].get_yticklabels()] == ["EPPO (n = 3)"]
+    assert [label.get_text() for label in axes[1].get_yticklabels()] == ["EPPO\nn = 3"]
 
 
 def test_two_seeds_are_drawn_one_by_one():
