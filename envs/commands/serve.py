@@ -3,7 +3,8 @@
     python -m envs serve --tasks os db --size small --split test
     agentrl-eval -c http://127.0.0.1:5020/api/ -u http://MODEL/v1 --chat-completions os-std dbbench-std
 
-A task is served under AgentRL's name for it: os-std (test), os-dev, os-env_train (train), and so on.
+A task is served under AgentRL's name for it: os-std (test), os-dev, os-env_train (train), and so on. AgentRL's own workers join by
+HTTP (python -m agentrl.worker --controller http://127.0.0.1:5020/api ...); its gRPC transport is not spoken.
 """
 
 from __future__ import annotations
