@@ -231,13 +231,15 @@ def instance_macro(scores: Mapping[str, Sequence[float]], seed: int = 0, confide
                    resamples: int = RESAMPLES) -> Aggregate:
     """`macro`, `low`, `high` of one checkpoint from task -> a score per instance; resamples instances within tasks.
 
-    A task without instances is `missing`, as in `aggregate`; tasks may differ in the number of instances.
+    A task without instances is `missing`, as in `aggregate`; tasks may differ in the number of instances. Where the instances of each
+    task all score the same, resampling them would show no spread at all: `low` and `high` are None.
     """
     groups = [np.asarray(values, dtype=float) for values in scores.values()]
     missing = tuple(task for task, values in zip(scores, groups) if not len(values))
     if missing or not groups:
         return Aggregate(missing=missing)
-    low, high = _bootstrap(groups, _macro, seed, confidence, resamples)
+    equal = all(np.ptp(values) == 0 for values in groups)
+    low, high = UNKNOWN if equal else _bootstrap(groups, _macro, seed, confidence, resamples)
     return Aggregate(float(_macro(*groups)), None, low, high, float(np.concatenate(groups).mean()), n_seeds=1)
 
 

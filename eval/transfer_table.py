@@ -165,7 +165,8 @@ def layout(table: pd.DataFrame) -> pd.DataFrame:
 def _score(cell: pd.Series) -> str:
     if pd.isna(cell["ours"]):
         return "skipped" if cell["skipped"] else "n/a"
-    return f"{cell['ours']:.1f} ± {show(None if pd.isna(cell['std']) else cell['std'], 1)} [{cell['low']:.1f}, {cell['high']:.1f}]"
+    interval = "" if pd.isna(cell["low"]) else f" [{cell['low']:.1f}, {cell['high']:.1f}]"
+    return f"{cell['ours']:.1f} ± {show(None if pd.isna(cell['std']) else cell['std'], 1)}{interval}"
 
 
 def _percent(value: Any) -> str:

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eval.statistics import aggregate, clearly_best, paired_difference, pass_at_k, seed_band, seed_summary, show, wilson
+from eval.statistics import (aggregate, clearly_best, instance_macro, paired_difference, pass_at_k, seed_band, seed_summary, show,
+                             wilson)
 
 FOUR = [0.50, 0.52, 0.48, 0.54]
 # IQM and its interval of this matrix (4 seeds x 5 tasks) by rliable 1.2.0, 20,000 resamples: 0.683 [0.571, 0.784].
@@ -143,6 +144,14 @@ def test_bootstrap_is_stratified_by_task():
     """Tasks differ, seeds agree: resampling seeds within tasks leaves no spread; resampling all scores would leave much."""
     result = aggregate(table(np.tile([0.1, 0.3, 0.5, 0.7, 0.9], (4, 1))))
     assert (result.low, result.high, result.iqm_low, result.iqm_high) == pytest.approx((0.5, 0.5, 0.5, 0.5))
+
+
+def test_equal_scores_are_no_certainty():
+    """Two instances a task, all lost: a bootstrap of them would print [0, 0] beside Wilson's [0, 0.66]."""
+    lost = instance_macro({"db": [0, 0], "os": [0, 0]})
+    assert (lost.macro, lost.low, lost.high) == (0.0, None, None)
+    mixed = instance_macro({"db": [0, 0], "os": [0, 1]})
+    assert mixed.macro == 0.25 and (mixed.low, mixed.high) == (0.0, 0.5)
 
 
 def test_bold_only_where_the_interval_supports_it():

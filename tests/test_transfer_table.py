@@ -80,6 +80,11 @@ def test_aime_is_pooled_over_both_years_from_first_samples():
     assert pd.isna(cell(table, "AIME24+25 avg@2")["paper"]), "avg@k is not the paper's column"
 
 
+def test_samples_that_are_all_wrong_have_no_interval():
+    answers = {year: [[(0, 0), (0, 0)]] * 2 for year in ("aime24", "aime25")}
+    assert layout(transfer_table(rows_of(answers))).set_index("row").loc["ours, strict", "AIME24+25 avg@2"] == "0.0 ± n/a"
+
+
 def test_columns_stand_in_the_papers_order():
     table = transfer_table(rows_of({"gsm8k": [(1, 1)], "aime25": [(0, 0)], "gsm8k_cot": [(1, 1)]}))
     assert list(layout(table).columns)[2:] == ["AIME24+25", "AIME25", "MATH500", "GSM8K", "GSM8K (gsm8k_cot)", "MMLU-Pro", "GPQA"]
