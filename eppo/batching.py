@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from eppo.generate.protocol import stable_seed
+from eppo.prefixes import pack_size, trees
 from eppo.rollouts import Job
 from eppo.types import Batch, Trajectory
 
@@ -98,14 +100,26 @@ def minibatches(batch: Batch, count: int, rng: random.Random) -> Iterator[Batch]
             yield batch if count == 1 else batch.select(sorted(rows))
 
 
-def microbatches(batch: Batch, max_tokens: int) -> Iterator[list[int]]:
-    """Row indices of micro-batches of at most `max_tokens` padded tokens (one row at least), of similar lengths."""
-    lengths = [len(trajectory.ids_T) for trajectory in batch.trajectories]
+def microbatches(batch: Batch, max_tokens: int, share_width: int | None = None) -> Iterator[list[int]]:
+    """Row indices of micro-batches of at most `max_tokens` padded tokens (one row, or one pack, at least), of similar lengths.
+
+    Args:
+        share_width: the hidden size of a model that computes shared prefixes once: rows of a prompt stay together and count for the
+            tokens that they do not share (`eppo.prefixes.trees`). None: every row by itself.
+    """
+    if share_width is None:
+        packs = [(len(trajectory.ids_T), [row]) for row, trajectory in enumerate(batch.trajectories)]
+    else:
+        tokens = [np.asarray(trajectory.ids_T) for trajectory in batch.trajectories]
+        packs = [(pack_size(tokens, pack), sorted(row for row, _ in pack)) for pack in trees(tokens, share_width)]
+    packs.sort(key=lambda pack: (-pack[0], pack[1][0]))
     rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if rows and lengths[rows[0]] * (len(rows) + 1) > max_tokens:
+    longest = count = 0
+    for size, members in packs:
+        if rows and longest * (count + 1) > max_tokens:
             yield rows
-            rows = []
-        rows.append(row)
+            rows, count = [], 0
+        longest, count = (size if not rows else longest), count + 1
+        rows += members
     if rows:
         yield rows

@@ -18,7 +18,8 @@ from eppo.algorithms import Algorithm, Forward
 from eppo.batching import microbatches
 from eppo.config import RunConfig
 from eppo.measure import update_metrics
-from eppo.policy import Scores, token_scores
+from eppo.policy import Scores, splits_cleanly, token_scores
+from eppo.prefixes import can_share
 from eppo.types import Batch
 
 
@@ -39,6 +40,8 @@ class Learner:
         optim = config.optim
         self.optimizer = torch.optim.AdamW(self.parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay,
                                            foreach=True)
+        share = config.optim.share_prefixes and "hidden" not in algorithm.needs and splits_cleanly(model) and can_share(model)
+        self.share_width = model.config.get_text_config().hidden_size if share else None
         self.updates = 0
 
     # scores without gradient ---------------------------------------------------------------------------------------
@@ -56,21 +59,22 @@ class Learner:
         logp_BT, entropy_BT = (torch.zeros(batch.ids_BT.shape, dtype=torch.float32) for _ in range(2))
         for rows in self._own_microbatches(batch):
             part = batch.select(rows)
-            scores = token_scores(model, part.ids_BT, part.mask_BT, self.config.rollout.temperature, entropy=entropy)
+            scores = token_scores(model, part.ids_BT, part.mask_BT, self.config.rollout.temperature, entropy=entropy,
+                                  share=self.share_width is not None)
             logp_BT[rows, :part.ids_BT.shape[1]] = scores.logp_BT.cpu()
             entropy_BT[rows, :part.ids_BT.shape[1]] = scores.entropy_BT.cpu()
         return Scores(distributed.total(logp_BT), distributed.total(entropy_BT), None)
 
     def _own_microbatches(self, batch: Batch) -> Iterator[list[int]]:
         """The rows of each micro-batch; of several processes: a share of the rows with a share of the tokens, neighbours together."""
-        limit = self.config.optim.micro_batch_tokens
+        limit, width = self.config.optim.micro_batch_tokens, self.share_width
         if distributed.size() == 1:
-            yield from microbatches(batch, limit)
+            yield from microbatches(batch, limit, width)
             return
-        order = [row for rows in microbatches(batch, limit) for row in rows]
+        order = [row for rows in microbatches(batch, limit, width) for row in rows]
         own = distributed.share(order, [len(batch.trajectories[row].ids_T) for row in order])
         if own:
-            for rows in microbatches(batch.select(own), limit):
+            for rows in microbatches(batch.select(own), limit, width):
                 yield [own[row] for row in rows]
 
     # one optimiser step --------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ class Learner:
         width = part.ids_BT.shape[1]
         scores = token_scores(self.model, part.ids_BT, part.mask_BT, self.config.rollout.temperature,
                               entropy="entropy" in algorithm.needs, entropy_grad="entropy" in algorithm.needs,
-                              hidden="hidden" in algorithm.needs)
+                              hidden="hidden" in algorithm.needs, share=self.share_width is not None)
         terms = {"policy": algorithm.token_loss(scores.logp_BT, part, lo_BT[rows, :width], hi_BT[rows, :width]),
                  **algorithm.extra(Forward(*scores), part)}
         losses = {name: algorithm.reduce(loss_BT, part.mask_BT, count) for name, loss_BT in terms.items()}

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from eppo.prefixes import can_share, shared_states
+
 CHATML = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {% if message.role == 'tool' %}<tool_response>{{ message.content }}</tool_response>
@@ -165,7 +167,7 @@ def splits_cleanly(model: nn.Module) -> bool:
 
 
 def token_scores(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, temperature: float = 1.0, *, entropy: bool = True,
-                 entropy_grad: bool = False, hidden: bool = False, chunk: int = 4096) -> Scores:
+                 entropy_grad: bool = False, hidden: bool = False, share: bool = False, chunk: int = 4096) -> Scores:
     """Log-probabilities and full-vocabulary entropies at the masked positions; only these pass through the LM head.
 
     Args:
@@ -173,6 +175,8 @@ def token_scores(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, temperature:
         mask_BT: bool; position t is scored from the hidden state at t - 1. `mask_BT[:, 0]` must be False.
         temperature: > 0; the softmax is of logits / temperature.
         entropy_grad: keep the graph of the entropies (entropy bonuses); otherwise they are detached.
+        share: compute what rows have in common at their start once (`eppo.prefixes`), where the model allows it and `hidden` is
+            not asked for; the same values up to rounding.
         chunk: labelled positions per pass through the LM head; logits are recomputed in the backward, never kept.
     """
     ids_BT, mask_BT = ids_BT.to(model.device), mask_BT.to(model.device)
@@ -180,11 +184,16 @@ def token_scores(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor, temperature:
     targets_N = ids_BT[:, 1:][positions]
     logp_BT = torch.zeros(ids_BT.shape, dtype=torch.float32, device=model.device)
     entropy_BT = torch.zeros_like(logp_BT)
-    if splits_cleanly(model):
+    hidden_BTD = None
+    if share and not hidden and splits_cleanly(model) and can_share(model):
+        steps_T = torch.arange(1, ids_BT.shape[1], device=model.device)
+        states_RND, packed = shared_states(model, ids_BT, (mask_BT[:, 1:] * steps_T).amax(1))
+        states_ND = states_RND[packed.row_B[positions[0]], packed.place_BT[positions]]
+        head = model.get_output_embeddings()
+    elif splits_cleanly(model):
         hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
         states_ND, head = hidden_BTD[:, :-1][positions], model.get_output_embeddings()
     else:
-        hidden_BTD = None
         states_ND, head = model(input_ids=ids_BT, use_cache=False).logits[:, :-1][positions], nn.Identity()
     pieces = []
     for start in range(0, len(targets_N), chunk):

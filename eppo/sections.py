@@ -61,6 +61,7 @@ class Optim(Section):
     minibatches: int = key(1, "Optimiser steps that one pass over a rollout batch is cut into.", low=1)
     epochs: int = key(1, "Passes over a rollout batch.", low=1)
     micro_batch_tokens: int = key(16384, "Padded tokens of one forward pass; changes memory, not the sum.", low=1)
+    share_prefixes: bool = key(False, "Compute what a group's episodes have in common at their start once; changes speed, not the sum.")
 
     def _check(self) -> None:
         if max(self.betas) == 1:

@@ -127,6 +127,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return float(value)
     if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
+    if hint is bool and isinstance(value, bool):
+        return value
     if hint is str and isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
     if _is_section(hint) and isinstance(value, hint):
@@ -135,7 +137,7 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
     raise ValueError(f"{path} = {value!r} is {kind_of(value)}, must be {expected}{_number_hint(value, hint)}")
 
 
-_EXPECTED = {float: "a finite number", int: "a whole number", str: "text"}
+_EXPECTED = {float: "a finite number", int: "a whole number", str: "text", bool: "true or false"}
 
 
 def _number_hint(value: Any, hint: Any) -> str:

@@ -84,15 +84,15 @@ def test_equal_inputs_give_equal_bits_whatever_the_environments_take():
 
 
 def test_what_was_sampled_before_changes_no_batch(monkeypatch):
-    from eppo.generate import transformers_generator
+    from eppo.generate import engine
 
-    shapes, forward = [], transformers_generator._Engine._forward
+    shapes, forward = [], engine.Engine._forward
 
     def watched(self, ids_BT, write_BT, start, length, last_B):
         shapes.append((self.pool, tuple(ids_BT.shape), start, length, self.kv.data.shape))
         return forward(self, ids_BT, write_BT, start, length, last_B)
 
-    monkeypatch.setattr(transformers_generator._Engine, "_forward", watched)
+    monkeypatch.setattr(engine.Engine, "_forward", watched)
     model, seen = tiny_model(vocab=V), []
     generator = TransformersGenerator(model)
     generator.sync(model, 0, STALE)

@@ -7,19 +7,29 @@ always a contiguous prefix and attention reads views, not copies.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import AttentionInterface
 
 ATTENTION = "eppo_ragged_sdpa"
+BLOCK = 256                                                 # positions
 
 
 def _grouped_sdpa(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    """Scaled dot-product attention that lets torch group query heads: repeating keys costs four times the attention itself."""
+    """Scaled dot-product attention that does not repeat keys: that costs four times the attention itself.
+
+    While decoding, the query heads that share a key head become further queries of it, a fifth faster than torch's own grouping.
+    """
+    (rows, heads, length, dim), kv_heads = query.shape, key.shape[1]
+    one = length == 1 and attention_mask is not None
+    if one:
+        query, attention_mask = query.reshape(rows, kv_heads, -1, dim), attention_mask.expand(-1, -1, heads // kv_heads, -1)
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling,
-                                                           enable_gqa=query.shape[1] != key.shape[1])
-    return out.transpose(1, 2).contiguous(), None
+                                                           enable_gqa=not one and heads != kv_heads)
+    return out.reshape(rows, heads, length, dim).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, _grouped_sdpa)
@@ -39,23 +49,35 @@ class KVBatch(Cache):
         self.shape = (config.num_hidden_layers, 2, config.num_key_value_heads, head_dim)
         self.dtype, self.device = model.dtype, model.device
         self.layers = []
-        self.clear()
+        self._spare = self.data = torch.zeros(self._sizes(0, 0), dtype=self.dtype, device=self.device)
 
     def clear(self) -> None:
-        """Free the storage. Its size decides how rows lie in memory, and that, through the kernels chosen, the last bit of a
-        result: whoever wants the same bits starts from none."""
-        self.data = self._empty(0, 0)
+        """Start from an empty layout. Its size decides how rows lie in memory, and that, through the kernels chosen, the last bit of
+        a result: whoever wants the same bits starts from none. On a CPU the memory is kept: fresh pages cost as much as a prefill."""
+        if self.device.type == "cpu" and self.data.numel() > self._spare.numel():
+            self._spare = self.data
+        self.data = self._spare.new_empty(self._sizes(0, 0))
+
+    def _sizes(self, rows: int, length: int) -> tuple[int, ...]:
+        layers, two, heads, dim = self.shape
+        return layers, two, rows, heads, length, dim
 
     def _empty(self, rows: int, length: int) -> Tensor:
-        layers, two, heads, dim = self.shape
-        return torch.zeros(layers, two, rows, heads, length, dim, dtype=self.dtype, device=self.device)
+        """Zeros, in the memory that `clear` kept where it is large enough: unwritten keys must be finite to be masked."""
+        sizes = self._sizes(rows, length)
+        spare, count = self._spare, math.prod(sizes)
+        if count > spare.numel():
+            return torch.zeros(sizes, dtype=self.dtype, device=self.device)
+        self._spare = spare.new_empty(0)
+        return spare.flatten()[:count].view(sizes).zero_()
 
     def reserve(self, rows: int, length: int) -> None:
-        """Grow to at least this size, by doubling; what is stored stays."""
+        """Grow to at least this size, by doubling and in whole blocks of `BLOCK` positions; what is stored stays."""
         old_rows, old_length = self.data.shape[2], self.data.shape[4]
         if rows > old_rows or length > old_length:
+            blocks = -(-max(length, min(2 * old_length, length + BLOCK)) // BLOCK)
             grown = self._empty(max(rows, min(2 * old_rows, rows + 64)) if rows > old_rows else old_rows,
-                                max(length, min(2 * old_length, length + 256)) if length > old_length else old_length)
+                                blocks * BLOCK if length > old_length else old_length)
             grown[:, :, :old_rows, :, :old_length] = self.data
             self.data = grown
 

@@ -2,163 +2,23 @@
 
 One engine per weight pool. An engine samples one token per active row and tick; rows whose turn ends leave, waiting rows
 enter (their missing tokens are pre-filled together). A session's cache belongs to a pool and a weight version: a turn
-pre-fills only what that model has not seen, and a sync drops it. Prompts that several sessions share are pre-filled once.
+pre-fills only what that model has not seen, and a sync drops it. What prompts of several sessions share is pre-filled once.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import threading
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import deque
 from typing import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from eppo.generate.kv_cache import ATTENTION, KVBatch
+from eppo.generate.engine import Engine, Row, Session
 from eppo.generate.protocol import FRESH, Completion, FollowUp, Request
-from eppo.policy import splits_cleanly
 
 ADMIT_EVERY = 4                                             # ticks between admissions of follow-up turns: fewer, larger prefills
-
-
-@dataclass(slots=True)
-class _Session:
-    ids: list[int] = field(default_factory=list)
-    caches: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Row:
-    request: Request
-    session: _Session
-    order: int
-    noise: list[float]
-    ids: list[int] = field(default_factory=list)
-    logp: list[float] = field(default_factory=list)
-
-
-class _Engine:
-    """The rows of one pool: its weights, its working batch, its shared prompts."""
-
-    def __init__(self, module: nn.Module, version: int, pool: str, prefixes: int) -> None:
-        self.model, self.version, self.pool, self.max_prefixes = copy.deepcopy(module).eval(), version, pool, prefixes
-        self.model.requires_grad_(False)
-        self.model.set_attn_implementation(ATTENTION)
-        self.whole = not splits_cleanly(self.model)
-        self.kv = KVBatch(self.model)
-        self.rows: list[_Row] = []
-        self.prefixes: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
-
-    def load(self, module: nn.Module, version: int) -> None:
-        self.model.load_state_dict(module.state_dict())
-        self.version = version
-        self.prefixes.clear()
-
-    def _forward(self, ids_BT: Tensor, write_BT: Tensor, start: int, length: int, last_B: Tensor) -> Tensor:
-        """Logits [B, V] of position `last_B` of each fed row."""
-        mask = self.kv.place(start, start + len(ids_BT), write_BT, length)
-        feed = {"input_ids": ids_BT, "attention_mask": mask, "position_ids": write_BT, "past_key_values": self.kv, "use_cache": True}
-        rows = torch.arange(len(ids_BT), device=ids_BT.device)
-        if self.whole:
-            return self.model(**feed).logits[rows, last_B].float()
-        hidden_BTD = self.model.base_model(**feed).last_hidden_state
-        return self.model.get_output_embeddings()(hidden_BTD[rows, last_B]).float()
-
-    def admit(self, rows: list[_Row]) -> list[_Row]:
-        """Enter `rows`: pre-fill what this model has not seen of each and sample its first token. Returns the finished ones.
-
-        Rows with a prompt that a row before them has too wait for it and copy its cache instead of computing it again.
-        """
-        first, later, seen = [], [], set()
-        for row in rows:
-            prompt = tuple(row.session.ids)
-            shared = self.pool not in row.session.caches and len(prompt) > 1
-            (later if shared and prompt[:-1] in seen else first).append(row)
-            if shared:
-                seen.add(prompt[:-1])
-        done = self._admit(first)
-        return done + (self._admit(later) if later else [])
-
-    def _admit(self, rows: list[_Row]) -> list[_Row]:
-        feeds, starts = [], []
-        for row in rows:
-            ids, stored = row.session.ids, row.session.caches.get(self.pool)
-            if stored is None:
-                stored = self.prefixes.get(tuple(ids[:-1]))
-            start = 0 if stored is None else stored.shape[3]
-            self.kv.reserve(len(self.rows) + 1, len(ids) + row.request.max_tokens)
-            if stored is not None:
-                self.kv.load(len(self.rows), stored)
-            self.rows.append(row)
-            feeds.append(ids[start:])
-            starts.append(start)
-        device, width = self.model.device, max(map(len, feeds))
-        lens_B = torch.tensor([len(feed) for feed in feeds], device=device)
-        ids_BT = torch.tensor([list(feed) + [0] * (width - len(feed)) for feed in feeds], device=device)
-        starts_B = torch.tensor(starts, device=device)
-        write_BT = starts_B[:, None] + torch.arange(width, device=device)
-        length = int(write_BT.max()) + 1
-        self.kv.reserve(len(self.rows), length)
-        base = len(self.rows) - len(rows)
-        logits_BV = self._forward(ids_BT, write_BT, base, length, lens_B - 1)
-        for offset, row in enumerate(rows):
-            prompt = tuple(row.session.ids[:-1])
-            if starts[offset] == 0 and len(prompt) > 0 and prompt not in self.prefixes and self.max_prefixes:
-                self.prefixes[prompt] = self.kv.store(base + offset, len(prompt))
-                if len(self.prefixes) > self.max_prefixes:
-                    self.prefixes.popitem(last=False)
-        return self._sample(logits_BV, list(range(base, len(self.rows))))
-
-    def tick(self) -> list[_Row]:
-        """One token for every active row; the rows that finished leave and are returned in their order of arrival."""
-        device = self.model.device
-        ids_BT = torch.tensor([[row.ids[-1]] for row in self.rows], device=device)
-        write_BT = torch.tensor([[len(row.session.ids) + len(row.ids) - 1] for row in self.rows], device=device)
-        zeros_B = torch.zeros(len(self.rows), dtype=torch.long, device=device)
-        logits_BV = self._forward(ids_BT, write_BT, 0, int(write_BT.max()) + 1, zeros_B)
-        return self._sample(logits_BV, list(range(len(self.rows))))
-
-    def _sample(self, logits_BV: Tensor, rows: list[int]) -> list[_Row]:
-        """Draw by inverting each row's cumulative distribution at its own noise; greedy where the temperature is 0."""
-        temperature_B = torch.tensor([self.rows[row].request.temperature for row in rows], device=logits_BV.device)
-        greedy_B = temperature_B == 0
-        logps_BV = torch.log_softmax(logits_BV / temperature_B.masked_fill(greedy_B, 1.0)[:, None], dim=-1)
-        noise_B = torch.tensor([self.rows[row].noise[len(self.rows[row].ids)] for row in rows], device=logits_BV.device)
-        cumulative_BV = logps_BV.exp().cumsum(-1)
-        chosen_B = (cumulative_BV <= noise_B[:, None] * cumulative_BV[:, -1:]).sum(-1).clamp_(max=logits_BV.shape[1] - 1)
-        if bool(greedy_B.any()):
-            chosen_B = torch.where(greedy_B, logits_BV.argmax(-1), chosen_B)
-        logp_B = logps_BV.gather(1, chosen_B[:, None])[:, 0]
-        finished = []
-        for row_index, token, logp in zip(rows, chosen_B.tolist(), logp_B.tolist()):
-            row = self.rows[row_index]
-            row.ids.append(token)
-            row.logp.append(logp)
-            if token in row.request.stop_ids or len(row.ids) == row.request.max_tokens:
-                finished.append(row_index)
-        return self._leave(finished)
-
-    def _leave(self, indices: list[int]) -> list[_Row]:
-        left = [self.rows[index] for index in indices]
-        for index in sorted(indices, reverse=True):
-            row, last = self.rows[index], len(self.rows) - 1
-            length = len(row.session.ids) + len(row.ids) - 1       # the last sampled token was never fed
-            row.session.caches[self.pool] = self.kv.store(index, length)
-            if index != last:
-                mover = self.rows[last]
-                self.kv.move(last, index, len(mover.session.ids) + len(mover.ids))
-                self.rows[index] = mover
-            self.rows.pop()
-        for row in left:
-            row.session.ids.extend(row.ids)
-        return left
-
-    def completion(self, row: _Row) -> Completion:
-        stopped = row.ids[-1] in row.request.stop_ids
-        return Completion(row.ids, row.logp, "stop" if stopped else "length", self.version, self.pool)
 
 
 class TransformersGenerator:
@@ -172,10 +32,10 @@ class TransformersGenerator:
     """
 
     def __init__(self, module: nn.Module, version: int = 0, *, max_active: int = 128, shared_prompts: int = 64) -> None:
-        self._engines: dict[str, _Engine] = {}
-        self._sessions: dict[str, _Session] = {}
+        self._engines: dict[str, Engine] = {}
+        self._sessions: dict[str, Session] = {}
         self._prefixes, self.max_active = shared_prompts, max_active
-        self._waiting: deque[_Row] = deque()
+        self._waiting: deque[Row] = deque()
         self._changed = threading.Condition()
         self._driving = False
         self._results: dict[int, Completion | BaseException] = {}
@@ -191,7 +51,7 @@ class TransformersGenerator:
             if pool in self._engines:
                 self._engines[pool].load(module, version)
             else:
-                self._engines[pool] = _Engine(module, version, pool, self._prefixes)
+                self._engines[pool] = Engine(module, version, pool, self._prefixes)
             for session in self._sessions.values():
                 session.caches.pop(pool, None)
 
@@ -211,20 +71,20 @@ class TransformersGenerator:
         self._engines.clear()
 
     # sampling ------------------------------------------------------------------------------------------------------
-    def _row(self, request: Request) -> _Row:
+    def _row(self, request: Request) -> Row:
         if request.pool not in self._engines:
             raise ValueError(f"unknown pool {request.pool!r}; known: {', '.join(self._engines)}")
         if request.max_tokens < 1:
             raise ValueError(f"session {request.session!r}: max_tokens must be at least 1, not {request.max_tokens}")
-        session = self._sessions.setdefault(request.session, _Session())
+        session = self._sessions.setdefault(request.session, Session())
         session.ids.extend(request.new_ids)
         if not session.ids:
             raise ValueError(f"session {request.session!r}: no tokens to continue from")
         noise = torch.rand(request.max_tokens, generator=torch.Generator().manual_seed(request.seed)).tolist()
         self._count += 1
-        return _Row(request, session, self._count, noise)
+        return Row(request, session, self._count, noise)
 
-    def _advance(self, waiting: deque[_Row]) -> list[_Row]:
+    def _advance(self, waiting: deque[Row]) -> list[Row]:
         """Admit what fits, then one tick of every pool; the finished rows in a fixed order."""
         finished = []
         room = self.max_active - sum(len(engine.rows) for engine in self._engines.values())

@@ -39,11 +39,11 @@ from eppo.config import load_recipe  # noqa: E402
 from eppo.generate import TransformersGenerator  # noqa: E402
 from eppo.imitation import imitate  # noqa: E402
 from eppo.learner import Learner  # noqa: E402
-from eppo.policy import build_micro_model, load_policy  # noqa: E402
+from eppo.policy import build_micro_model, load_policy, load_tokenizer  # noqa: E402
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs  # noqa: E402
 
 PROMPTS, GROUP, MAX_TOKENS = 8, 8, 128
-SUM = {"a": "3", "b": "7"}                                  # the same for all: both sides must play equally long dialogues
+SUMS = [{"a": str(a), "b": str(10 + n - a)} for n, a in enumerate((3, 4, 5, 6, 7, 8, 9, 9))]     # one digit each, two in the sum
 
 
 def add(a: str, b: str) -> str:
@@ -84,7 +84,7 @@ class AddEnv(Env):
     task, turn_limits, tools = "bench_add", {"micro": 4}, TOOLS
 
     def _load(self):
-        return [Instance(f"add-{n}", self.task, "add", dict(SUM)) for n in range(100)]
+        return [Instance(f"add-{n}", self.task, "add", dict(pair)) for n, pair in enumerate(SUMS)]
 
     def _start(self, instance, rng):
         self.seen = None
@@ -109,7 +109,7 @@ def teach(folder: str, template: str) -> None:
         tokenizer = policy.train_micro_tokenizer(texts, TOOLS, 1536)
     tokenizer.chat_template = template
     chat, env, rows = ChatFormat(tokenizer), AddEnv(size="micro"), []
-    for index in range(100):
+    for index in range(PROMPTS):
         data = env.instances[index].data
         ids = chat.opening_ids(env.reset(index), TOOLS)
         mask = [0] * len(ids)
@@ -123,7 +123,7 @@ def teach(folder: str, template: str) -> None:
                 ids, mask = ids + more, mask + [0] * len(more)
         rows.append((ids, mask))
     model = build_micro_model(len(tokenizer), max_tokens=2048)
-    for _ in imitate(model, iter(lambda: rng.sample(rows, 8), None), updates=60, lr=3e-3):
+    for _ in imitate(model, iter(lambda: rng.sample(rows, 8), None), updates=150, lr=3e-3):
         pass
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -140,7 +140,7 @@ class Ours:
         self.envs = EnvPool(lambda task: AddEnv(size="micro"))
 
     def step(self, number: int) -> dict[str, float]:
-        jobs = [Job("bench_add", (number * PROMPTS + prompt) % 100, f"g{prompt}", number * 1000 + prompt * 10 + member)
+        jobs = [Job("bench_add", prompt, f"g{prompt}", number * 1000 + prompt * 10 + member)
                 for prompt in range(PROMPTS) for member in range(GROUP)]
         self.generator.sync(self.learner.model, number)
         started = time.perf_counter()
@@ -158,7 +158,7 @@ class Ours:
 def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
     """`between(step)` runs after every TRL step: the two sides alternate."""
     import datasets
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     datasets.disable_progress_bars()
@@ -183,14 +183,16 @@ def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
             between(state.global_step)
 
     count = between.rounds
-    for _ in range(count * PROMPTS):
-        rows.append({"prompt": [{"role": "user", "content": "What is {a} + {b}?".format(**SUM)}], **SUM})
+    for _ in range(count):
+        rows += [{"prompt": [{"role": "user", "content": "What is {a} + {b}?".format(**pair)}], **pair} for pair in SUMS]
+    tokenizer = load_tokenizer(folder)                      # AutoTokenizer would cut the same text into other tokens
+    tokenizer.padding_side = "left"
     config = GRPOConfig(output_dir=out, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=PROMPTS * GROUP,
                         num_generations=GROUP, max_completion_length=2 * MAX_TOKENS, max_tool_calling_iterations=3, max_steps=count,
                         learning_rate=1e-6, beta=0.0, temperature=1.0, top_k=0, top_p=1.0, logging_steps=1, report_to="none",
                         save_strategy="no", disable_tqdm=True, shuffle_dataset=False, dataloader_pin_memory=False)
     Timed(model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), args=config, environment_factory=TrlAdd,
-          train_dataset=datasets.Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
+          train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
           callbacks=[Clock()]).train()
     return steps
 
