@@ -104,9 +104,9 @@ def test_a_script_beyond_the_limit_is_refused_and_one_at_it_runs(box):
     ("trap '' TERM INT HUP XCPU; while :; do :; done", "timeout or exit"), ("x=a; while :; do x=$x$x; done", "memory or exit"),
     ("for i in 1 2 3 4; do head -c 60m /dev/zero | tail -c 50m | sleep 5 & done; wait", "memory")])
 def test_runaway_commands_are_ended_and_the_sandbox_goes_on(fresh, script, why):
-    begin = time.monotonic()
-    output = fresh.run(script)
-    assert time.monotonic() - begin < TIGHT.wall_s + 2.0
+    begin, wall_s = time.monotonic(), 12.0 if "memory" in why else TIGHT.wall_s      # on a busy machine time would run out first
+    output = fresh.run(script, wall_s=wall_s)
+    assert time.monotonic() - begin < wall_s + 2.0
     assert output.why in why.split(" or ") and output.code != 0
     assert fresh.run("echo alive").text == "alive\n"
 
@@ -214,7 +214,7 @@ def test_pid_1_cannot_be_taken_over_or_ended(small_box):
 
 def test_files_without_content_are_limited_too(small_box):
     text = small_box.run("cd /tmp; seq 100000 | xargs touch 2>/dev/null; cd /root; seq 100000 | xargs touch 2>/dev/null; "
-                         "ls /tmp /root | wc -l; df -i /tmp | tail -1").text.split()
+                         "ls /tmp /root | wc -l; df -i /tmp | tail -1", wall_s=60.0).text.split()
     assert 0 < int(text[0]) < 4096 * 2 + 10 and text[2] == "4096"
 
 
