@@ -15,13 +15,14 @@ import logging
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import datasets
 import pandas as pd
@@ -217,7 +218,7 @@ def one_pass(found: Found, stock: Stock, setting: Setting, lm: Any, seed: int, r
 
     from eval.transfer_models import Watched
 
-    watched = Watched(lm, seed, repeat, progress=sys.stderr)
+    watched = Watched(lm, seed, repeat, progress=Sparse(sys.stderr))
     with _steady(), redirect_stderr(io.StringIO()):         # no bars but the model's
         results = simple_evaluate(watched, tasks=[stock.name], task_manager=found.manager, limit=stock.limit(setting.items),
                                   num_fewshot=0 if stock.name in found.zero_shot else setting.shots(stock),
@@ -229,20 +230,21 @@ def one_pass(found: Found, stock: Stock, setting: Setting, lm: Any, seed: int, r
 
 @contextmanager
 def _steady() -> Iterator[None]:
-    """What surrounds a call of lm-eval: options in one order, one look at the machine, no log lines about what the record says.
+    """What surrounds a call of lm-eval: options in one order, one look at the machine, no lines and bars about what the record says.
 
     GPQA shuffles its options with Python's generator while it maps the data set, and maps it anew for prompts, for scores and for
     few-shot examples. Left alone, only the cache of `datasets` makes these agree, with whatever order was met first on this machine.
     So nothing is taken from that cache, and every mapping starts from the same state of the generator.
     """
     logger, plain_map, look = logging.getLogger("lm_eval"), datasets.Dataset.map, collect_env.get_pretty_env_info
-    level, cached = logger.level, datasets.is_caching_enabled()
+    level, cached, bars = logger.level, datasets.is_caching_enabled(), datasets.utils.are_progress_bars_disabled()
 
     def seeded_map(*args: Any, **kwargs: Any) -> Any:
         random.seed(HARNESS_SEEDS["random_seed"])
         return plain_map(*args, **kwargs)
 
     datasets.disable_caching()
+    datasets.disable_progress_bars()                        # hundreds of them, of which a notebook keeps every one
     datasets.Dataset.map, collect_env.get_pretty_env_info = seeded_map, _machine
     logger.setLevel(logging.ERROR)
     try:
@@ -252,6 +254,21 @@ def _steady() -> Iterator[None]:
         datasets.Dataset.map, collect_env.get_pretty_env_info = plain_map, look
         if cached:
             datasets.enable_caching()
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+class Sparse(io.TextIOBase):
+    """What a progress bar writes, passed on to `out` as a line at most every `every_s` seconds: a notebook keeps all that it prints."""
+
+    def __init__(self, out: TextIO, every_s: float = 10.0) -> None:
+        self.out, self.every_s, self.told = out, every_s, time.monotonic()
+
+    def write(self, text: str) -> int:
+        if text.strip() and time.monotonic() - self.told >= self.every_s:
+            self.told = time.monotonic()
+            self.out.write(text.strip() + "\n")
+        return len(text)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Transfer: stock tasks of lm-eval changed in nothing but their source, canaries, seeds, what was cut, records."""
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ from transfer_data import Engine, Recorder, gold, write_benchmarks
 from eppo.chat import ChatFormat
 from eppo.policy import load_tokenizer
 from eval import transfer, transfer_models
-from eval.transfer import Setting, check_canary, evaluate_transfer, find_tasks, one_pass
+from eval.transfer import Setting, Sparse, check_canary, evaluate_transfer, find_tasks, one_pass
 from eval.transfer_models import Canary, Watched, request_seed
 from eval.transfer_records import read_transfer
 from eval.transfer_tasks import DEFAULT, STOCK, find_stock, local_tasks, stock_folder
@@ -204,6 +205,23 @@ def test_a_prompt_is_laid_out_as_in_training_and_agent_evaluation(found):
         messages = [{"role": "system", "content": "Be brief."},
                     {"role": "user", "content": f"Question: {sample['doc']['question']}\nAnswer:"}]
         assert lm.tok_encode(sample["arguments"][0][0]) == chat.opening_ids(messages, [])
+
+
+def test_what_stays_on_a_page_is_a_line_a_pass(checkpoint, data, tmp_path, capfd):
+    datasets.enable_progress_bars()
+    evaluate_transfer(checkpoint, ["gsm8k", "minerva_math500"], data=data, out=tmp_path, max_new_tokens=2, report=print)
+    out, err = capfd.readouterr()
+    assert [line.split(",")[0] for line in out.splitlines()] == ["canary: 1.0 and 0 on gsm8k", "gsm8k", "minerva_math500"]
+    assert not any(word in err for word in ("Map", "Filter", "Generating", "Running generate_until")), err
+    assert not datasets.utils.are_progress_bars_disabled()
+
+
+def test_long_passes_say_now_and_then_how_far_they_are():
+    out = io.StringIO()
+    for every_s, told in ((60.0, ""), (0.0, "Running: 1/9\nRunning: 2/9\n")):
+        stream = Sparse(out, every_s)
+        assert stream.write("\rRunning: 1/9") == 13 and stream.write("\n") == 1 and stream.write("\rRunning: 2/9") == 13
+        assert out.getvalue() == told
 
 
 # ---- seeds and repeats
