@@ -1,6 +1,6 @@
 """Several processes, one run: each plays its share of the episodes and back-propagates its share of every mini-batch.
 
-    torchrun --nproc-per-node 2 -m eppo --recipe micro        # or: accelerate launch --num_processes 2 -m eppo --recipe micro
+    torchrun --nproc-per-node 2 -m eppo --recipe micro        # with GPUs also: accelerate launch --multi_gpu --num_processes 2 -m eppo
 
 A launcher starts the same program several times; `joined` makes them one group. Everything else of a step (advantages, pacing,
 bounds, denominators, metrics) every process computes from the whole batch, and gradients are summed before the optimiser's step,
@@ -67,14 +67,28 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+class FirstFailed(ValueError):
+    """Process 0 ended with the error in the text, and so does this one."""
+
+
 @contextmanager
 def first_alone() -> Iterator[None]:
-    """Process 0 runs the block before the others do: what it leaves in a cache they find."""
+    """Process 0 runs the block before the others do: what it leaves in a cache they find.
+
+    Raises:
+        FirstFailed: in the others, where the block failed in process 0.
+    """
     if rank() > 0:
-        gather(None)
-    yield
-    if rank() == 0:
-        gather(None)
+        if error := gather(None)[0]:
+            raise FirstFailed(f"process 0: {error}")
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        gather(f"{type(error).__name__}: {error}")
+        raise
+    gather(None)
 
 
 def require_same(name: str, value: str | int) -> None:
@@ -176,8 +190,9 @@ def total_notes(notes: dict[str, tuple[float, float]]) -> Iterator[None]:
 class SilentWriter:
     """In the place of `RunWriter` in every process but the first: knows the folder and its last step, writes nothing."""
 
-    def __init__(self, folder: Path, last_step: int | None) -> None:
-        self.folder, self.last_step = folder, last_step
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last_step: int | None = None
 
     def _nothing(self, *args: Any) -> None:
         pass
@@ -191,20 +206,14 @@ class SilentWriter:
 
 
 def open_writer(config: RunConfig, resume: bool) -> RunWriter | SilentWriter:
-    """The run's writer; process 0 opens the folder, and where it cannot, every process raises.
+    """The run's writer in process 0, a silent one elsewhere.
 
     Raises:
-        ValueError, OSError: as `RunWriter`; in the other processes always ValueError.
+        ValueError, OSError: as `RunWriter`; FirstFailed in the others.
     """
+    with first_alone():
+        writer = SilentWriter(config.run_dir()) if rank() > 0 else RunWriter(config.run_dir(), config, resume=resume)
+    last_step = gather(writer.last_step)[0]
     if rank() > 0:
-        last_step, error = gather(None)[0]
-        if error:
-            raise ValueError(f"process 0: {error}")
-        return SilentWriter(config.run_dir(), last_step)
-    try:
-        writer = RunWriter(config.run_dir(), config, resume=resume)
-    except Exception as error:
-        gather((None, f"{type(error).__name__}: {error}"))
-        raise
-    gather((writer.last_step, None))
+        writer.last_step = last_step
     return writer
