@@ -43,7 +43,7 @@ class Report:
                  "\n".join(f"- {note}" for note in self.notes), "**How episodes ended**", self.statuses.to_markdown(),
                  "**By kind of instance**",
                  self.kinds.assign(**{name: self.kinds[name].map(lambda value: show(value, 1)) for name in ("success", "score")})
-                 .to_markdown(index=False, disable_numparse=True)]
+                 .rename(columns={"success": "success, %", "score": "score, %"}).to_markdown(index=False, disable_numparse=True)]
         return "\n\n".join(parts) + "\n"
 
 
@@ -163,6 +163,8 @@ def _notes(evaluation: Evaluation, rows: pd.DataFrame, table: pd.DataFrame, aver
              + ", ".join(f"{task_label(task)} {limits[task]}" for task in limits)
              + f"; tokens at most {settings['max_turn_tokens']} a turn, {settings['max_tokens']} an episode; evaluation seeds "
              + ", ".join(map(str, seeds)) + "."]
+    lines.append("Success: solved under these rules; score: the environment's own grade, which may be partial. Turns, tokens and s "
+                 "(seconds, with other episodes running beside it) are means of an episode.")
     unequal = rows.groupby(["task", "eval_seed"])["instance"].nunique().groupby("task").nunique()
     if (unequal > 1).any() or rows.groupby("task")["eval_seed"].nunique().nunique() > 1:
         lines.append("Not every seed has played every instance yet: run the same command again before quoting a number.")

@@ -128,6 +128,7 @@ def test_what_stands_under_the_table(two):
     text = report(two).markdown()
     for words in ("generated instances (micro), split test, rules strict; temperature 0.8; turns at most DB 6, KG 6; "
                   "tokens at most 40 a turn, 512 an episode; evaluation seeds 0, 1, 2, 3",
+                  "Success: solved under these rules; score: the environment's own grade", "success, %   | score, %",
                   "sample standard deviation (ddof = 1) over 4 evaluation seeds",
                   "Infrastructure faults: 1 of 32 episodes (3.12%; more than 2% fail the evaluation): 1 model error; they are in no score",
                   "This evaluation failed", "One training run", "Paper: EPPO, on AgentBench's own instances: another scale"):
