@@ -89,9 +89,13 @@ class RunWriter:
                 self._check_course()
             self._files = {name: LineFile(self.folder / f"{name}.jsonl") for name in FILES}
             self.rewind(-1 if self.last_step is None else self.last_step)       # rows of a step that was never finished
+            digests = plugin_digests(config.plugins)
+            changed = [name for name, digest in before.get("plugins", {}).items() if digests.get(name, digest) != digest]
+            self._notes = [*config.warnings,
+                           *(f"{name} has changed since the run began; what follows a resume is of its new text." for name in changed)]
             self.info = {"schema": SCHEMA, "identity": config.identity(), "config": config.to_dict(), "seed": config.seed,
                          "started": before.get("started", _now()), "ended": None, "status": "running", "error": None,
-                         "warnings": config.warnings, "plugins": plugin_digests(config.plugins),
+                         "warnings": self._notes, "plugins": before.get("plugins", digests),
                          "resumed": [*before.get("resumed", []), _now()] if resume else [], **environment()}
             self._save_info()
         except BaseException as error:
@@ -152,9 +156,9 @@ class RunWriter:
         self._files["eval"].append([encode({**row, "step": step}, "eval") for row in rows], step)
 
     def write_warnings(self, texts: Iterable[str]) -> None:
-        """What a reader of the run must know, into run.json, after what the configuration itself gives rise to; it replaces what was
-        there."""
-        if (texts := [*self.config.warnings, *texts]) != self.info["warnings"]:
+        """What a reader of the run must know, into run.json, after what configuration and plugins themselves give rise to; it replaces
+        what was there."""
+        if (texts := [*self._notes, *texts]) != self.info["warnings"]:
             self.info["warnings"] = texts
             self._save_info()
 

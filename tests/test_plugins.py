@@ -179,9 +179,13 @@ def test_training_resuming_and_evaluating_through_the_runner(own):
                               **changes))
     assert [next(first).step for _ in range(2)] == [0, 1]
     first.close()
+    assert read_run(own / "o").info["warnings"] == []
+    (own / "my_method.py").write_text(METHOD.format(name="mine") + "# edited\n")
     run("train", *chosen, "-p", "method", "mine", "-p", "steps", "2", "-p", "out", "o", "--resume", "-p", "overrides", json.dumps(changes))
     trained = read_run(own / "o")
     assert (trained.info["status"], trained.config.method, trained.config.plugins) == ("finished", "mine", tuple(plugins(own)))
+    text, = trained.info["warnings"]
+    assert text.startswith(f"{own / 'my_method.py'} has changed since the run began")
     assert list(trained.steps["step"]) == [0, 1, 2] and len(trained.info["resumed"]) == 1
     assert trained.steps["task/own_coin/hi"].iloc[-1] == pytest.approx(1.1)
     run("eval_agentbench", *chosen, "-p", "policy", str(own / "o"), "-p", "instances", "1", "-p", "out", "e", "--seeds", "0")
