@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from method_batches import NAMES, learner_of, start_folder, take_steps
+from safetensors.torch import load_file
 from two_processes import BATCHES, run_config
 
 from eppo import distributed
@@ -103,8 +104,10 @@ def test_a_run_of_two_processes_records_what_one_does(found, folder, start, tmp_
         for mine, its in zip(rows(tmp_path / "one", name), rows(folder / "whole", name), strict=True):
             skip = ("sampler_logp", "perf/env_s")
             assert {k: v for k, v in mine.items() if k not in skip} == {k: v for k, v in its.items() if k not in skip}
-    mine, its = (load_checkpoint(place / "checkpoints")["learner"]["model"] for place in (tmp_path / "one", folder / "whole"))
-    assert all(torch.allclose(mine[key], its[key], rtol=1e-4, atol=1e-5) for key in mine)
+    before = load_file(start / "model.safetensors")
+    states = [load_checkpoint(place / "checkpoints")["learner"]["model"] for place in (tmp_path / "one", folder / "whole")]
+    start_W, mine_W, its_W = (torch.cat([state[key].flatten() for key in before]) for state in (before, *states))
+    assert (mine_W - its_W).norm() < 1e-4 * (mine_W - start_W).norm()       # Adam enlarges the rounding of gradients near 0
 
 
 def test_a_stopped_run_of_two_processes_resumes_to_the_same_bits(found, folder):
