@@ -50,6 +50,12 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def trusted(monkeypatch):
+    """Canaries have tests of their own; here they count as passed, which saves two thirds of the time."""
+    monkeypatch.setattr(transfer, "check_canary", lambda *_: {"perfect": 1.0, "silent": 0.0})
+
+
 def hf(**settings):
     return HFLM(pretrained=tiny_model(), tokenizer=tiny_tokenizer(), batch_size=3, **settings)
 
@@ -119,7 +125,7 @@ def test_without_its_few_shot_split_a_task_is_played_zero_shot_and_says_so(data,
     assert one["zero_shot"] and one["few_shot"] == 0 and set(rows["few_shot"]) == {0}
 
 
-def test_options_of_gpqa_depend_on_the_item_alone_and_arrive_whole(data, tmp_path):
+def test_options_of_gpqa_depend_on_the_item_alone_and_arrive_whole(data, tmp_path, trusted):
     prompts = []
     for tasks in (["gpqa"], ["gsm8k", "gpqa"], ["gpqa"]):
         lm = Recorder()
@@ -159,7 +165,7 @@ def test_what_strict_and_flexible_read(name, item, text, strict, flexible, found
 
 
 # ---- records
-def test_records_hold_everything_and_a_pass_is_not_repeated(checkpoint, data, tmp_path, monkeypatch):
+def test_records_hold_everything_and_a_pass_is_not_repeated(checkpoint, data, tmp_path, monkeypatch, trusted):
     lines = []
     rows = evaluate_transfer(checkpoint, data=data, out=tmp_path, items=14, max_new_tokens=4, report=lines.append)
     assert lines[0].startswith("canary: 1.0 and 0 on aime24") and len(lines) == 1 + len(DEFAULT)
@@ -225,7 +231,7 @@ def test_long_passes_say_now_and_then_how_far_they_are():
 
 
 # ---- seeds and repeats
-def test_every_request_has_a_seed_of_its_own_and_seeds_change_the_samples(data, tmp_path):
+def test_every_request_has_a_seed_of_its_own_and_seeds_change_the_samples(data, tmp_path, trusted):
     lm = Recorder()
     settings = {"data": data, "out": tmp_path, "seeds": (0, 1, 2, 3), "temperature": 0.7, "aime_samples": 2}
     rows = evaluate_transfer(lm, PART, **settings)
