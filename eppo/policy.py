@@ -47,14 +47,15 @@ class Scores(NamedTuple):
 
 
 def train_micro_tokenizer(texts: Iterable[str], tools: Iterable[dict[str, Any]] = (), vocab: int = 1536) -> Any:
-    """A byte-level BPE trained on `texts`, with ChatML tags and a short chat template, as a `PreTrainedTokenizerFast`.
+    """A byte-level BPE trained on `texts`, with ChatML tags and a short chat template, as a `SavedTokenizer`.
 
     Args:
         tools: OpenAI-format tools; what surrounds the arguments of a call to them becomes single tokens.
         vocab: largest size, all tokens included.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+
+    from eppo.saved_tokenizer import SavedTokenizer
 
     fixed = list(dict.fromkeys([*LAYOUT, *(piece for tool in tools for piece in _call_pieces(tool["function"]))]))
     core = Tokenizer(models.BPE())
@@ -64,8 +65,8 @@ def train_micro_tokenizer(texts: Iterable[str], tools: Iterable[dict[str, Any]] 
     core.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab - len(fixed), special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-                                        chat_template=CHATML, clean_up_tokenization_spaces=False)
+    tokenizer = SavedTokenizer(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                               chat_template=CHATML, clean_up_tokenization_spaces=False)
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in fixed])      # matched with the tags: longest first
     return tokenizer
 
@@ -144,9 +145,13 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+    from eppo.saved_tokenizer import SavedTokenizer
+
     try:
-        plain = get_tokenizer_config(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
-        return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(path)
+        name = get_tokenizer_config(path).get("tokenizer_class")
+        plain = {"SavedTokenizer": SavedTokenizer, "PreTrainedTokenizerFast": PreTrainedTokenizerFast,
+                 "TokenizersBackend": PreTrainedTokenizerFast}
+        return plain.get(name, AutoTokenizer).from_pretrained(path)
     except Exception as error:                              # noqa: BLE001  whatever the library says of a broken file
         raise ValueError(_unreadable(path, "tokenizer", error)) from error
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
+from transformers import AutoTokenizer
 
 from envs.base import assistant_call, function_tool
 from envs.tool_calls import render_turn
@@ -121,6 +122,11 @@ def test_a_reloaded_tokenizer_cuts_text_as_the_trained_one_did(tmp_path):
     text = "house: one; at table: 27 x"
     assert ": " in [tokenizer.decode([i]) for i in tokenizer.encode(text)]
     assert load_policy(str(tmp_path))[1].encode(text) == tokenizer.encode(text)
+    load_policy(str(tmp_path))[1].save_pretrained(tmp_path / "again")                   # as a training run saves what it loaded
+    build_micro_model(len(tokenizer), hidden=32, layers=1, heads=2, kv_heads=1, mlp=64).save_pretrained(tmp_path / "again")
+    for folder in (tmp_path, tmp_path / "again"):           # as servers and other tools read it
+        for trust in (None, False, True):
+            assert AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust).encode(text) == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("left_out, words", [

@@ -73,7 +73,8 @@ def cases(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _measure_apart(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     row = {"task": case["task"], "engine": case["backend"] or "own", "source": case["source"], "size": case["size"] or None}
-    command = [sys.executable, "-m", "envs", "bench", "--case", json.dumps(case), "--seconds", str(options.seconds),
+    own = [] if case["task"] in envs.TASKS else ["--plugin", sys.modules[envs.env_class(case["task"]).__module__].__file__]
+    command = [sys.executable, "-m", "envs", *own, "bench", "--case", json.dumps(case), "--seconds", str(options.seconds),
                "--cycles", str(options.cycles)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(envs.__file__).parent.parent,
                           env=os.environ | ({"EPPO_DATA": str(Path(os.environ["EPPO_DATA"]).resolve())}
