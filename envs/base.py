@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Sequence
 
-from envs.instances import Instance
+from envs.instances import Instance, load_instances
 from envs.tool_calls import ParsedTurn, ToolCall, parse_turn
 
 SOURCES = ("generated", "official")
@@ -83,6 +83,7 @@ class Env:
         rules: "agentbench" follows the public environment to the letter; "strict" closes its known holes.
         backend: task-specific back end name or URL; None is the embedded default.
         path: folder with official files; None looks at the EPPO_DATA environment variable.
+        extra: folder of further instances that `python -m envs synthesise` wrote, after the others.
 
     Raises:
         ValueError: an unknown source, size, split or rules, with the nearest known name.
@@ -96,11 +97,12 @@ class Env:
     sources: ClassVar[tuple[str, ...]] = ("generated",)
 
     def __init__(self, *, source: str = "generated", size: str = "micro", split: str = "train", rules: str = "strict",
-                 backend: str | None = None, path: str | None = None) -> None:
+                 backend: str | None = None, path: str | None = None, extra: str | None = None) -> None:
         for name, value, known in (("source", source, self.sources), ("size", size, self.sizes), ("split", split, SPLITS),
                                    ("rules", rules, RULES)):
             check_name(f"{self.task}: {name}", value, known)
         self.source, self.size, self.split, self.rules, self.backend, self.path = source, size, split, rules, backend, path
+        self.extra = extra
         self.max_turns = self.turn_limits[size if source == "generated" else "official"]
         self.instances: Sequence[Instance] = self._cached_instances()
         self.instance: Instance | None = None
@@ -108,11 +110,22 @@ class Env:
 
     def _cached_instances(self) -> Sequence[Instance]:
         """`_load`, once per process for equal settings: a training run holds dozens of environments of a task."""
-        key = (type(self), self.source, self.size, self.split, self.backend, self.path or os.environ.get("EPPO_DATA"))
+        key = (type(self), self.source, self.size, self.split, self.backend, self.path or os.environ.get("EPPO_DATA"),
+               self.extra)
         with _INSTANCES_LOCK:
             if key not in _INSTANCES:
-                _INSTANCES[key] = self._load()
+                _INSTANCES[key] = [*self._load(), *self._further()] if self.extra else self._load()
             return _INSTANCES[key]
+
+    def _further(self) -> list[Instance]:
+        try:
+            found = load_instances(self.extra)
+        except (OSError, ValueError, KeyError) as error:
+            raise EnvFault(f"{self.task}: {self.extra} is no folder that `python -m envs synthesise` wrote ({error})") from error
+        others = sorted({instance.task for instance in found} - {self.task})
+        if others:
+            raise EnvFault(f"{self.task}: {self.extra} holds instances of {', '.join(others)}")
+        return found
 
     # ---- what a task fills in -------------------------------------------------------------------------------------
     tools: list[dict[str, Any]] = []

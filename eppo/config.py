@@ -67,7 +67,7 @@ class RunConfig(Section):
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks = {list(self.tasks)} must name at least one task, each once")
         for names, path in ((self.tasks, "tasks"), (self.warm_start.share, "warm_start.share"),
-                            (self.warm_start.noise, "warm_start.noise")):
+                            (self.warm_start.noise, "warm_start.noise"), (self.env.extra, "env.extra")):
             _check_tasks(names if not isinstance(names, float) else (), path)
         self._check_method()
         groups = self.rollout.prompts_per_task * len(self.tasks)

@@ -25,6 +25,7 @@ class Environments(Section):
     size: str = key("small", "Size of generated instances.", choices=("micro", "small", "full"))
     rules: str = key("agentbench", "To the letter, or with known holes closed.", choices=("agentbench", "strict"))
     path: str | None = key(None, "Folder of the official files; null looks at EPPO_DATA.")
+    extra: Settings = key(Settings(), "task -> folder of further training instances (python -m envs synthesise).")
 
 
 @dataclass(frozen=True, kw_only=True)

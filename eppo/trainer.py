@@ -99,7 +99,7 @@ class _Run:
         rollout = config.rollout
         self.limits = RolloutLimits(rollout.max_tokens, rollout.max_turn_tokens, rollout.max_turns, rollout.temperature,
                                     rollout.abnormal_reward, rollout.stale_share)
-        self.envs = EnvPool(lambda task: make_env(config, task, "train"))
+        self.envs = EnvPool(lambda task: make_env(config, task, "train", extra=True))
         self.dev_envs = EnvPool(lambda task: make_env(config, task, "dev"))
         sizes = {}
         for task in config.tasks:

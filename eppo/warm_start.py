@@ -57,7 +57,9 @@ def cache_key(config: RunConfig) -> str:
     import tokenizers
     import transformers
 
-    digest = hashlib.sha256(json.dumps({"warm_start": config.to_dict()["warm_start"], "env": config.to_dict()["env"],
+    settings = config.to_dict()
+    del settings["env"]["extra"]                            # no warm start learns from these
+    digest = hashlib.sha256(json.dumps({"warm_start": settings["warm_start"], "env": settings["env"],
                                         "tasks": config.tasks, "max_tokens": config.rollout.max_tokens,
                                         "max_turn_tokens": config.rollout.max_turn_tokens, "versions": [
                                             torch.__version__, tokenizers.__version__, transformers.__version__]},
@@ -148,10 +150,11 @@ def collect(config: RunConfig) -> tuple[list[Demonstration], dict[str, list[dict
     return [demo for demos, _ in played.values() for demo in demos], {task: tools for task, (_, tools) in played.items()}
 
 
-def make_env(config: RunConfig, task: str, split: str) -> envs.Env:
-    """An environment of the run."""
+def make_env(config: RunConfig, task: str, split: str, *, extra: bool = False) -> envs.Env:
+    """An environment of the run, with the further training instances that the configuration names if `extra`."""
     env = config.env
-    return envs.make(task, source=env.source, size=env.size, split=split, rules=env.rules, path=env.path)
+    more = {"extra": env.extra[task]} if extra and task in env.extra else {}
+    return envs.make(task, source=env.source, size=env.size, split=split, rules=env.rules, path=env.path, **more)
 
 
 def _train(config: RunConfig, model: nn.Module, chat: ChatFormat, encoded: dict[str, list], report: Report) -> Iterator[dict[str, Any]]:
@@ -162,7 +165,7 @@ def _train(config: RunConfig, model: nn.Module, chat: ChatFormat, encoded: dict[
     updates = max(1, int(settings.max_tokens_seen / (mean_tokens * settings.batch_episodes)))
     batches = imitation_batches(encoded, share, settings.batch_episodes, settings.seed)
     pool = EnvPool(lambda task: make_env(config, task, "dev"))
-    check_every, success = max(1, updates // CHECKS), {}
+    check_every, success = -(-updates // CHECKS), {}      # rounded up: the last check is that of the last update
     started = time.perf_counter()
     try:
         for update, loss, tokens in imitate(model, batches, updates=updates, lr=settings.lr):

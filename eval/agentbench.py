@@ -29,7 +29,8 @@ from eppo.generate import Generator, TransformersGenerator
 from eppo.measure import episode_row
 from eppo.policy import load_policy
 from eppo.records import read_run
-from eppo.rollouts import FAULTS, EnvPool, Job, RolloutLimits
+from eppo.episode import FAULTS, RolloutLimits
+from eppo.rollouts import EnvPool, Job
 from eppo.types import Trajectory
 from eval.episodes import TimedEnv, play
 from eval.evaluations import ROW_SETTINGS, EpisodeLog, begin, frame, key, save_info

@@ -1,6 +1,6 @@
 """How an evaluation plays its episodes: in bounded time, by tokens or by messages, and never losing one that has ended.
 
-Generators that take tokens play `eppo.rollouts.Episode`, as in training. Endpoints (`chat`) and agents (`act`) play `ChatEpisode`: the
+Generators that take tokens play `eppo.episode.Episode`, as in training. Endpoints (`chat`) and agents (`act`) play `ChatEpisode`: the
 same turns, limits, statuses and sampling seeds, over messages. A call that hangs, of a policy or of an environment, is left behind
 in its thread, with the environment, and the episode ends with a status of its own.
 """
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from eppo.chat import Message
+from eppo.episode import (CALL_TIME, CONTEXT_LIMIT, ENVIRONMENT_ERROR, EPISODE_TIME, MIN_REPLY_TOKENS, Episode, OutOfTime,
+                          RolloutLimits)
 from eppo.generate import stable_seed
 from eppo.generate.openai_generator import ChatReply, ContextFull, EndpointRefused, EndpointSlow
-from eppo.rollouts import (CALL_TIME, CONTEXT_LIMIT, ENVIRONMENT_ERROR, EPISODE_TIME, MIN_REPLY_TOKENS, EnvPool, Episode, Job, OutOfTime,
-                           RolloutLimits, run_jobs)
+from eppo.rollouts import EnvPool, Job, run_jobs
 from eppo.types import Trajectory, Turn
 
 NOT_RUN = "Not executed."                                   # answers a call that the environment left alone; endpoints insist on one

@@ -26,7 +26,7 @@ import pandas as pd
 from eppo.completeness import missing_evaluated
 from eppo.files import LineFile, encode, read_lines, write_atomically
 from eppo.machine import environment
-from eppo.rollouts import FAULTS
+from eppo.episode import FAULTS
 from eval.runs import ROOT
 
 SCHEMA = 1

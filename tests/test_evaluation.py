@@ -20,7 +20,7 @@ from envs.base import EnvFault, assistant_call
 from eppo.chat import ChatFormat
 from eppo.config import load_recipe
 from eppo.generate import ScriptedGenerator, TransformersGenerator, stable_seed
-from eppo.rollouts import FAULTS, Episode
+from eppo.episode import FAULTS, Episode
 from eval import tables
 from eval.agentbench import MAX_TURNS, TEMPERATURE, evaluate, recipe_settings
 from eval.evaluations import evaluation_dir, identity, read_evaluation

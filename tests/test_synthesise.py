@@ -20,6 +20,8 @@ from envs.instances import load_instances
 from envs.proposals import read_proposals, rouge_l
 from envs.os_env import OSEnv
 from envs.synthesis import Synthesis, as_example
+from eppo.config import load_recipe
+from eppo.warm_start import cache_key, make_env
 
 needs_sandbox = pytest.mark.skipif(not envs.available("os")[0], reason=f"no sandbox here: {envs.available('os')[1]}")
 TABLE = {"name": "ships", "columns": [["ship", "TEXT"], ["berth", "TEXT"]],
@@ -252,6 +254,20 @@ def test_the_command_writes_instances_that_load_and_a_report(endpoint, tmp_path,
     assert "Where does the Heron lie?" in Scripted.asked[1]["messages"][1]["content"]
     with pytest.raises(ValueError, match="exists; name a new folder"):
         synthesise.main(arguments)
+    env = envs.make("db", size="micro", split="train", extra=str(tmp_path / "new"))
+    plain = len(envs.make("db", size="micro", split="train").instances)
+    assert list(env.instances[plain:]) == kept
+    config = load_recipe("micro", tasks=["db"], **{"env.extra": {"db": str(tmp_path / "new")}})
+    assert list(make_env(config, "db", "train", extra=True).instances[plain:]) == kept
+    assert len(make_env(config, "db", "train").instances) == plain      # the warm start's, whose cache it therefore shares
+    other = load_recipe("micro", tasks=["db"])
+    assert cache_key(config) == cache_key(other) and config.identity() != other.identity()
+    with pytest.raises(ValueError, match="task in env.extra: .*'dbs'"):
+        load_recipe("micro", **{"env.extra": {"dbs": "x"}})
+    with pytest.raises(EnvFault, match="os: .* holds instances of db"):
+        envs.make("os", size="micro", extra=str(tmp_path / "new"))
+    with pytest.raises(EnvFault, match="is no folder that"):
+        envs.make("db", size="micro", extra=str(tmp_path / "nothing"))
 
 
 HERON = json.dumps(db("Where does the Heron lie?", "SELECT berth FROM ships WHERE ship = 'Heron'"))

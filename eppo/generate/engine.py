@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Iterable
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from eppo.generate.protocol import Completion, Request
 from eppo.policy import splits_cleanly
 from eppo.prefixes import common
 
-SHARE_FROM = 32                                             # tokens: what sharing less spares, an extra forward pass costs
+PASS_TOKENS = 64                                            # tokens that take as long as a forward pass takes at least
+SHARE_FROM = 32                                             # tokens that a row must spare to wait for another's pass
 
 
 @dataclass(slots=True)
@@ -36,6 +36,21 @@ class Row:
     noise: list[float]
     ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+
+
+def _parts(entering: list[tuple[Row, int, Tensor | None]]) -> list[list[tuple[Row, int, Tensor | None]]]:
+    """Rows by the number of tokens that they have to be fed, apart where padding would cost more than another forward pass."""
+    def new(entry: tuple[Row, int, Tensor | None]) -> int:
+        return len(entry[0].session.ids) - entry[1]
+
+    parts: list[list[tuple[Row, int, Tensor | None]]] = []
+    left = len(entering)
+    for entry in sorted(entering, key=new, reverse=True):
+        if not parts or (new(parts[-1][0]) - new(entry)) * left > PASS_TOKENS:
+            parts.append([])
+        parts[-1].append(entry)
+        left -= 1
+    return parts
 
 
 class Engine:
@@ -77,52 +92,56 @@ class Engine:
             now, later = [], []
             coming: dict[tuple[int, ...], np.ndarray] = {}
             for row in rows:
+                start, cache = self._known(row)
                 prompt = tuple(row.session.ids[:-1])
-                own = self.pool in row.session.caches or not self.max_prefixes
-                if not own and (prompt in coming or self._gains(np.array(prompt), coming.values())):
-                    later.append(row)
-                    continue
-                now.append(row)
-                if not own and prompt and prompt not in self.prefixes:
-                    coming[prompt] = np.array(prompt)
-            done += self._admit(now)
+                if self.max_prefixes and self.pool not in row.session.caches and start < len(prompt):
+                    ids = np.array(prompt)
+                    if prompt in coming or any(common(ids, other) >= start + SHARE_FROM for other in coming.values()):
+                        later.append(row)
+                        continue
+                    coming[prompt] = ids
+                now.append((row, start, cache))
+            for part in _parts(now):
+                done += self._admit(part)
             rows = later
         return done
 
-    def _gains(self, prompt: np.ndarray, coming: Iterable[np.ndarray]) -> bool:
-        """Whether one of the prompts that are `coming` would spare `prompt` much more than what is stored now."""
-        return max((common(prompt, other) for other in coming), default=0) >= self._stored(prompt)[0] + SHARE_FROM
+    def _known(self, row: Row) -> tuple[int, Tensor | None]:
+        """How many of the row's tokens, its last one apart, this model has seen at the start of a text, and the cache of these."""
+        if self.pool in row.session.caches:
+            cache = row.session.caches[self.pool]
+            return cache.shape[3], cache
+        prompt = tuple(row.session.ids[:-1])
+        if prompt not in self.prefixes:
+            ids = np.array(prompt)
+            start, prompt = max(((common(ids, other), key) for key, (other, _) in self.prefixes.items()), default=(0, ()))
+            if not start:
+                return 0, None
+        else:
+            start = len(prompt)
+        self.prefixes.move_to_end(prompt)
+        return start, self.prefixes[prompt][1]
 
-    def _stored(self, prompt: np.ndarray) -> tuple[int, Tensor | None]:
-        """The longest stored beginning of `prompt`: its length, and the cache that holds it."""
-        exact = self.prefixes.get(tuple(prompt.tolist()))
-        if exact is not None:
-            return len(prompt), exact[1]
-        return max(((common(prompt, ids), cache) for ids, cache in self.prefixes.values()), key=lambda found: found[0], default=(0, None))
-
-    def _admit(self, rows: list[Row]) -> list[Row]:
-        feeds, starts = [], []
-        for row in rows:
-            ids, cache = row.session.ids, row.session.caches.get(self.pool)
-            start, cache = self._stored(np.array(ids[:-1])) if cache is None else (cache.shape[3], cache)
+    def _admit(self, entering: list[tuple[Row, int, Tensor | None]]) -> list[Row]:
+        """One forward pass for rows of which `start` tokens are in a cache."""
+        feeds, base = [], len(self.rows)
+        for row, start, cache in entering:
             if start:
                 self.kv.load(len(self.rows), cache[:, :, :, :start])
             self.rows.append(row)
-            feeds.append(ids[start:])
-            starts.append(start)
+            feeds.append(row.session.ids[start:])
         device, width = self.model.device, max(map(len, feeds))
         lens_B = torch.tensor([len(feed) for feed in feeds], device=device)
         ids_BT = torch.tensor([list(feed) + [0] * (width - len(feed)) for feed in feeds], device=device)
-        starts_B = torch.tensor(starts, device=device)
+        starts_B = torch.tensor([start for _, start, _ in entering], device=device)
         write_BT = starts_B[:, None] + torch.arange(width, device=device)
         length = int(write_BT.max()) + 1
         self.kv.reserve(len(self.rows), length)
-        base = len(self.rows) - len(rows)
         logits_BV = self._forward(ids_BT, write_BT, base, length, lens_B - 1)
-        for offset, row in enumerate(rows):
+        for index, (row, _, _) in enumerate(entering, base):
             prompt = tuple(row.session.ids[:-1])
             if self.max_prefixes and prompt and self.pool not in row.session.caches and prompt not in self.prefixes:
-                self.prefixes[prompt] = np.array(prompt), self.kv.store(base + offset, len(prompt))
+                self.prefixes[prompt] = np.array(prompt), self.kv.store(index, len(prompt))
                 if len(self.prefixes) > self.max_prefixes:
                     self.prefixes.popitem(last=False)
         return self._sample(logits_BV, list(range(base, len(self.rows))))
