@@ -101,7 +101,7 @@ def minibatches(batch: Batch, count: int, rng: random.Random) -> Iterator[Batch]
 
 
 def microbatches(batch: Batch, max_tokens: int, share_width: int | None = None) -> Iterator[list[int]]:
-    """Row indices of micro-batches of at most `max_tokens` padded tokens (one row, or one pack, at least), of similar lengths.
+    """Row indices of micro-batches of at most `max_tokens` padded tokens (one row at least), of similar lengths.
 
     Args:
         share_width: the hidden size of a model that computes shared prefixes once: rows of a prompt stay together and count for the
@@ -111,7 +111,7 @@ def microbatches(batch: Batch, max_tokens: int, share_width: int | None = None) 
         packs = [(len(trajectory.ids_T), [row]) for row, trajectory in enumerate(batch.trajectories)]
     else:
         tokens = [np.asarray(trajectory.ids_T) for trajectory in batch.trajectories]
-        packs = [(pack_size(tokens, pack), sorted(row for row, _ in pack)) for pack in trees(tokens, share_width)]
+        packs = [(pack_size(tokens, pack), sorted(row for row, _ in pack)) for pack in trees(tokens, share_width, max_tokens)]
     packs.sort(key=lambda pack: (-pack[0], pack[1][0]))
     rows: list[int] = []
     longest = count = 0

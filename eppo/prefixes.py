@@ -8,6 +8,7 @@ as running every row by itself.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ def can_share(model: nn.Module) -> bool:
     return kinds == {"full_attention"} and config._attn_implementation in ("sdpa", "eager")
 
 
-def trees(rows: list[np.ndarray], width: int) -> list[list[tuple[int, int]]]:
+def trees(rows: list[np.ndarray], width: int, limit: float = math.inf) -> list[list[tuple[int, int]]]:
     """Rows, by index, put into packs: lists of (row, number of leading tokens shared with the row before it in the pack).
 
     A row joins the pack before it where that costs less than a pack of its own. For a token, a layer of `width` costs about
@@ -41,6 +42,7 @@ def trees(rows: list[np.ndarray], width: int) -> list[list[tuple[int, int]]]:
     Args:
         rows: token ids of each row.
         width: the model's hidden size.
+        limit: most tokens of a pack of several rows; its mask has their square.
     """
     order = sorted(range(len(rows)), key=lambda row: (rows[row].tolist(), row))
     packs: list[list[tuple[int, int]]] = []
@@ -49,7 +51,7 @@ def trees(rows: list[np.ndarray], width: int) -> list[list[tuple[int, int]]]:
         length = len(rows[row])
         shared = 0 if before is None else common(rows[before], rows[row])
         new = length - shared
-        if packs and new * (6 * width + 2 * size + new) <= length * (6 * width + length):
+        if packs and size + new <= limit and new * (6 * width + 2 * size + new) <= length * (6 * width + length):
             packs[-1].append((row, shared))
             size += new
         else:

@@ -98,6 +98,7 @@ def test_a_pack_ends_where_attention_would_cost_more_than_sharing_saves():
     rng = np.random.default_rng(0)
     rows = [np.concatenate([np.arange(50), rng.integers(50, 10**6, 400)]) for _ in range(20)]
     assert [len(trees(rows, width)) for width in (8, 8192, 8192**2)] == [20, 3, 1]
+    assert [len(pack) for pack in trees(rows, 8192**2, limit=1300)] == [3] * 6 + [2]      # 450 + 2 x 400 tokens
 
 
 def test_windows_and_attention_without_masks_are_not_shared():
@@ -160,7 +161,7 @@ def test_micro_batches_of_packs_keep_the_budget_and_hold_every_row_once():
     for rows in shared:
         packs = trees([tokens[row] for row in rows], 64)
         sizes = [pack_size([tokens[row] for row in rows], members) for members in packs]
-        assert len(packs) == 1 or max(sizes) * len(packs) <= 200
+        assert len(rows) == 1 or max(sizes) * len(packs) <= 200
 
 
 def test_a_prompt_that_begins_like_another_is_pre_filled_from_where_it_differs(monkeypatch):
