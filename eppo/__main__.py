@@ -25,7 +25,9 @@ def main(arguments: list[str]) -> int:
     try:
         with starting():
             config = load_recipe(options.recipe, **{key: _value(key, values) for key, *values in options.changes})
+            from envs.base import EnvFault
             from eppo import distributed
+            from eppo.records import read_run
             from eppo.trainer import train
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -36,9 +38,12 @@ def main(arguments: list[str]) -> int:
             if distributed.rank() == 0:
                 shown = "".join(f", {key} {record.metrics[key]:.3g}" for key in SHOWN if key in record.metrics)
                 print(f"step {record.step}{shown}", flush=True)
+        if distributed.rank() == 0:
+            for warning in read_run(config.run_dir()).info["warnings"]:
+                print(f"warning: {warning}", file=sys.stderr)
     except distributed.FirstFailed:                         # process 0 says it
         return 2
-    except ValueError as error:
+    except (ValueError, EnvFault) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

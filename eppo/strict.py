@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import numbers
 import os
@@ -122,7 +123,8 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         if isinstance(value, (list, tuple)) and (parts[-1] is ... or len(value) == len(parts)):
             return tuple(_convert(item, parts[0], f"{path}[{index}]") for index, item in enumerate(value))
         length = "" if parts[-1] is ... else f" of {len(parts)}"
-        raise ValueError(f"{path} = {value!r} is {kind_of(value)}, must be a list{length}")
+        one = f"; write {json.dumps([value])}" if isinstance(value, str) and not value.startswith("[") else ""
+        raise ValueError(f"{path} = {value!r} is {kind_of(value)}, must be a list{length}{one}")
     if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,8 +143,13 @@ def collect(config: RunConfig) -> tuple[list[Demonstration], dict[str, list[dict
     def play(task: str) -> tuple[list[Demonstration], list[dict[str, Any]]]:
         rate = noise if noise is not None else settings.noise[task]
         with make_env(config, task, "train") as env:
-            return [demonstrate(env, number % len(env.instances), rate, random.Random(f"{settings.seed}/{task}/{number}"))
-                    for number in range(settings.episodes)], env.tools
+            try:
+                return [demonstrate(env, number % len(env.instances), rate, random.Random(f"{settings.seed}/{task}/{number}"))
+                        for number in range(settings.episodes)], env.tools
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                raise envs.EnvFault(f"warm start: an expert's episode of {task} failed at {place.filename}:{place.lineno}: "
+                                    f"{type(error).__name__}: {error}; `python -m envs check {task}` says more") from error
 
     with ThreadPoolExecutor(len(config.tasks)) as threads:
         played = dict(zip(config.tasks, threads.map(play, config.tasks)))

@@ -216,6 +216,8 @@ def notes(table: pd.DataFrame, runs: Sequence[Any]) -> list[str]:
         lines += [f"{model}, AVG by seed: {values}." for model, column, values in ours[["model", "column", "values"]].to_numpy()
                   if column == "AVG" and values]
         rows = rows_of(runs)
+        if "temperature" in rows and (warmth := sorted(set(rows.loc[rows["split"] == "test", "temperature"].dropna()))):
+            lines.append(f"Ours sampled at temperature {', '.join(f'{value:g}' for value in warmth)}, the paper's at 0.8.")
         if not (rows["split"] == "test").any():
             lines.append("These are validation (dev) instances: no run has evaluated the test split.")
         if faults := int(rows["status"].isin(FAULTS).sum()):

@@ -27,7 +27,7 @@ try:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.models.utils import normalize_gen_kwargs
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("the transfer benchmarks need lm-eval: pip install 'eppo[eval]'") from error
+    raise ModuleNotFoundError("the transfer benchmarks need lm-eval: pip install -e '.[eval]'") from error
 
 ANSWERS = {task: stock.answer for stock in STOCK.values() for task in stock.subtasks or (stock.name,)}
 UNKNOWN = {"truncated": None, "prompt_cut": None, "prompt_tokens": None, "seed": None}

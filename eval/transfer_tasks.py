@@ -119,7 +119,7 @@ def stock_folder() -> Path:
     """
     spec = find_spec("lm_eval")
     if spec is None:
-        raise ModuleNotFoundError("the transfer benchmarks need lm-eval: pip install 'eppo[eval]'")
+        raise ModuleNotFoundError("the transfer benchmarks need lm-eval: pip install -e '.[eval]'")
     return Path(spec.submodule_search_locations[0]) / "tasks"
 
 

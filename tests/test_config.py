@@ -62,7 +62,7 @@ def test_overrides_short_and_dotted():
     ({"steps": "100"}, ["steps = '100' is text, must be a whole number; write 100 without quotes"]),
     ({"steps": 1.5}, ["steps = 1.5", "must be a whole number"]),
     ({"steps": True}, ["steps = True is true or false"]),
-    ({"tasks": "db"}, ["tasks = 'db' is text, must be a list"]),
+    ({"tasks": "db"}, ["tasks = 'db' is text, must be a list; write [\"db\"]"]),
     ({"tasks": ["db", "webshp"]}, ["unknown task in tasks: 'webshp'", "did you mean 'webshop'"]),
     ({"tasks": ["db", "db"]}, ["each once"]),
     ({"tasks": []}, ["at least one task"]),

@@ -356,3 +356,28 @@ def test_smaller_sets_come_round_more_often_and_tasks_share_equally():
     drawn = {task: [job.index for job in jobs if job.task == task] for task in "ab"}
     assert len(drawn["a"]) == len(drawn["b"]) == 18 and len(set(drawn["a"])) == 18
     assert sorted(drawn["b"]) == [0] * 6 + [1] * 6 + [2] * 6
+
+
+def test_a_fault_in_an_experts_episode_names_task_and_place(monkeypatch):
+    from envs.base import EnvFault
+    from eppo.warm_start import collect
+
+    monkeypatch.setattr(toy_env.LookupEnv, "expert", lambda *_, **__: int("x4"))
+    cfg = load_recipe("micro", tasks=["toy_lookup"])
+    with pytest.raises(EnvFault, match=r"expert's episode of toy_lookup failed at .*test_trainer.py:\d+: ValueError: invalid literal"):
+        collect(cfg)
+
+
+def test_the_command_says_a_runs_warnings_and_refuses_in_one_line(start, tmp_path, capsys):
+    from eppo.__main__ import main
+
+    cfg = config(start, tmp_path / "run")
+    arguments = ["--recipe", "micro", "-p", "model.path", cfg.model.path, "-p", "tasks", *cfg.tasks, "-p", "out", str(tmp_path / "run"),
+                 "-p", "steps", "1", "-p", "rollout.prompts_per_task", "1", "-p", "rollout.group_size", "2", "-p", "validate_every", "0",
+                 "-p", "rollout.max_tokens", "160", "-p", "rollout.max_turn_tokens", "24", "-p", "validation.instances", "1",
+                 "-p", "optim.lr", "0"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("step 1, ") and "warning: optim.lr = 0: the weights stay those of the start" in err
+    assert main(["-p", "tasks", "db"]) == 2
+    assert capsys.readouterr().err == "error: override of recipe 'micro': tasks = 'db' is text, must be a list; write [\"db\"]\n"

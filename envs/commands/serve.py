@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         from envs.serving.app import make_app
         from envs.serving.workers import LocalWorker
     except ImportError as error:
-        raise EnvFault(f"serve needs the extra 'serve' (pip install 'eppo[serve]'): {error}") from error
+        raise EnvFault(f"serve needs uvicorn and starlette (pip install -e .): {error}") from error
     workers = []
     for task in options.tasks:
         for split in options.splits:
@@ -75,6 +75,7 @@ def main(arguments: list[str]) -> int:
             worker = LocalWorker(served_name(task, split), make, options.capacity)
             print(f"{worker.name}: {len(worker.indices)} samples, {options.capacity} at a time", flush=True)
             workers.append(worker)
+    print(f"listening on http://{options.host}:{options.port}/api", flush=True)
     uvicorn.run(make_app(workers, token=token), host=options.host, port=options.port, log_level="warning")
     return 0
 

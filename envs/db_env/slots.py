@@ -49,7 +49,7 @@ def connect(settings: dict[str, Any], **more: Any) -> Any:
     try:
         import pymysql
     except ImportError as error:
-        raise EnvFault("db: a server back end needs the package PyMySQL: pip install 'eppo[mysql]'") from error
+        raise EnvFault("db: a server back end needs the package PyMySQL: pip install -e '.[mysql]'") from error
     try:
         return pymysql.connect(**settings | {"charset": "utf8mb4", "autocommit": True, "local_infile": False,
                                              "connect_timeout": 10, "read_timeout": 60} | more)

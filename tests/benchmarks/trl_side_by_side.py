@@ -2,10 +2,10 @@
 
     python tests/benchmarks/trl_side_by_side.py --rounds 3          # needs the dev extra (trl); prints a markdown table
 
-A round is one step of each side: 8 prompts x 8 rollouts of two-turn tool dialogues on a Qwen2 of hidden size 128 with 4 layers and
-1,536 tokens that has been taught the tool format. Only ratios within a run mean something on a shared machine. Generation counts
-sampled tokens over the time from prompts to finished episodes, tools included; training counts all tokens of the episodes over the
-time of log-probabilities, loss, backward and optimiser.
+A round is one step of each side: 8 prompts x 8 rollouts of tool dialogues (two environments, up to three calls) on a Qwen2 of hidden
+size 128 with 4 layers and 1,536 tokens that has been taught the tool format. Only ratios within a run mean something on a shared
+machine. Generation counts sampled tokens over the time from prompts to finished episodes, tools included; training counts all tokens
+of the episodes over the time of log-probabilities, loss, backward and optimiser.
 """
 
 from __future__ import annotations
@@ -42,22 +42,26 @@ from eppo.learner import Learner  # noqa: E402
 from eppo.policy import build_micro_model, load_policy, load_tokenizer  # noqa: E402
 from eppo.rollouts import EnvPool, Job, RolloutLimits, run_jobs  # noqa: E402
 
-PROMPTS, GROUP, MAX_TOKENS = 8, 8, 128
-SUMS = [{"a": str(a), "b": str(10 + n - a)} for n, a in enumerate((3, 4, 5, 6, 7, 8, 9, 9))]     # one digit each, two in the sum
+PROMPTS, GROUP, MAX_TOKENS, ROUNDS = 8, 8, 128, 3
+DIGITS = random.Random(1)
+ROWS = [{"environment": ("add", "look")[n % 2], "a": DIGITS.randint(0, 9), "b": DIGITS.randint(0, 9)} for n in range(200)]
 
 
-def add(a: str, b: str) -> str:
-    digits = [text for text in (a, b) if text.isdigit()]
-    return str(sum(map(int, digits))) if len(digits) == 2 else "not numbers"
+def question(row: dict) -> str:
+    return f"What is {row['a']} + {row['b']}?" if row["environment"] == "add" else f"Look up key {row['a']}."
+
+
+def answer(row: dict) -> str:
+    return str(row["a"] + row["b"]) if row["environment"] == "add" else f"value {row['a']}"
 
 
 class TrlAdd:
-    """The same task as a TRL environment."""
+    """Adding with a tool, as a TRL environment."""
 
     def reset(self, **row):
-        self.want, self.seen = add(row["a"], row["b"]), None
+        self.want, self.seen = str(row["a"] + row["b"]), None
 
-    def add(self, a: str, b: str) -> str:
+    def add(self, a: int, b: int) -> str:
         """
         Add two numbers.
 
@@ -68,61 +72,97 @@ class TrlAdd:
         Returns:
             The sum.
         """
-        self.seen = add(str(a), str(b))
+        self.seen = str(int(a) + int(b))
         return self.seen
 
     def get_reward(self) -> float:
         return float(self.seen == self.want)
 
 
-TOOLS = [get_json_schema(TrlAdd().add)]                     # as TRL describes it: the prompts are the same token by token
+class TrlLook:
+    """Looking up a key with a tool, as a TRL environment."""
 
+    def reset(self, **row):
+        self.want, self.seen = f"value {row['a']}", None
 
-class AddEnv(Env):
-    """Add two numbers with a tool, then say the sum: the task that both sides play."""
+    def look(self, key: str) -> str:
+        """
+        Look up a key.
 
-    task, turn_limits, tools = "bench_add", {"micro": 4}, TOOLS
+        Args:
+            key: the key to look up
 
-    def _load(self):
-        return [Instance(f"add-{n}", self.task, "add", dict(pair)) for n, pair in enumerate(SUMS)]
-
-    def _start(self, instance, rng):
-        self.seen = None
-        return [{"role": "user", "content": f"What is {instance.data['a']} + {instance.data['b']}?"}]
-
-    def _call(self, call):
-        self.seen = add(**call.arguments)
+        Returns:
+            The value.
+        """
+        self.seen = f"value {key}"
         return self.seen
 
+    def get_reward(self) -> float:
+        return float(self.seen == self.want)
+
+
+class ToolEnv(Env):
+    """A TRL environment's tool and reward as one of ours."""
+
+    turn_limits = {"micro": ROUNDS + 1}
+
+    def _load(self):
+        rows = [row for row in ROWS if row["environment"] == self.name]
+        return [Instance(f"{self.name}-{n}", self.task, self.name, dict(row)) for n, row in enumerate(rows)]
+
+    def _start(self, instance, rng):
+        self.world = WORLDS[self.name]()
+        self.world.reset(**instance.data)
+        return [{"role": "user", "content": question(instance.data)}]
+
+    def _call(self, call):
+        try:
+            return getattr(self.world, self.name)(**call.arguments)
+        except (TypeError, ValueError) as error:
+            return f"Error: {error}"
+
     def _no_call(self, parsed):
-        data = self.instance.data
-        self._finish(Status.COMPLETED, float(self.seen == add(data["a"], data["b"])))
+        self._finish(Status.COMPLETED, self.world.get_reward())
         return {"role": "user", "content": ""}
+
+
+WORLDS = {"add": TrlAdd, "look": TrlLook}
+# The tools as TRL describes them: the prompts are the same token by token.
+ENVS = {name: type(f"{world.__name__}Env", (ToolEnv,), {"task": f"bench_{name}", "name": name,
+                                                         "tools": [get_json_schema(getattr(world(), name))]})
+        for name, world in WORLDS.items()}
+
+
+def dialogue(chat: ChatFormat, row: dict) -> tuple[list[int], list[int]]:
+    """Tokens and mask of a right dialogue."""
+    name = row["environment"]
+    arguments = {"a": row["a"], "b": row["b"]} if name == "add" else {"key": str(row["a"])}
+    ids = chat.opening_ids([{"role": "user", "content": question(row)}], ENVS[name].tools)
+    mask = [0] * len(ids)
+    for text, after in ((render_turn(assistant_call(name, **arguments)), [{"role": "tool", "content": answer(row)}]),
+                        (f"The answer is {answer(row)}." if name == "add" else f"It is {answer(row)}.", None)):
+        turn = chat.turn_ids(text)
+        ids, mask = ids + turn, mask + [1] * len(turn)
+        if after:
+            more = chat.continuation_ids(after, ended=True)
+            ids, mask = ids + more, mask + [0] * len(more)
+    return ids, mask
 
 
 def teach(folder: str, template: str) -> None:
     """A model that has been taught the tool format, saved with its tokenizer and TRL's Qwen2.5 template."""
     rng = random.Random(0)
-    texts = [f"What is {n} + {n}? The answer is {n}. add a b {n}" for n in range(50)] * 4 + [template]
-    # TRL cuts a conversation behind <|im_end|>, so no token may reach over it here.
-    with mock.patch.object(policy, "LAYOUT", [piece for piece in policy.LAYOUT if "<|im_end|>" not in piece]):
-        tokenizer = policy.train_micro_tokenizer(texts, TOOLS, 1536)
+    words = ["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9))) for _ in range(2000)]
+    texts = [" ".join(rng.choice(words) for _ in range(40)) for _ in range(1000)]
+    texts += [f"{question(row)} The answer is {answer(row)}. It is {answer(row)}. You are a helpful assistant." for row in ROWS] * 2
+    # A plain tokenizer, whose only additions are the tags: TRL cuts a conversation behind <|im_end|>, so no token may reach over it.
+    with mock.patch.object(policy, "LAYOUT", ["<tool_call>", "</tool_call>"]):
+        tokenizer = policy.train_micro_tokenizer(texts, (), 1536)
     tokenizer.chat_template = template
-    chat, env, rows = ChatFormat(tokenizer), AddEnv(size="micro"), []
-    for index in range(PROMPTS):
-        data = env.instances[index].data
-        ids = chat.opening_ids(env.reset(index), TOOLS)
-        mask = [0] * len(ids)
-        for text, after in ((render_turn(assistant_call("add", a=data["a"], b=data["b"])),
-                             [{"role": "tool", "content": add(data["a"], data["b"])}]),
-                            (f"The answer is {add(data['a'], data['b'])}.", None)):
-            turn = chat.turn_ids(text)
-            ids, mask = ids + turn, mask + [1] * len(turn)
-            if after:
-                more = chat.continuation_ids(after, ended=True)
-                ids, mask = ids + more, mask + [0] * len(more)
-        rows.append((ids, mask))
-    model = build_micro_model(len(tokenizer), max_tokens=2048)
+    chat = ChatFormat(tokenizer)
+    rows = [dialogue(chat, row) for row in ROWS]
+    model = build_micro_model(len(tokenizer), max_tokens=4096)
     for _ in imitate(model, iter(lambda: rng.sample(rows, 8), None), updates=150, lr=3e-3):
         pass
     model.save_pretrained(folder)
@@ -137,16 +177,17 @@ class Ours:
         model, tokenizer = load_policy(folder)
         self.chat, self.generator = ChatFormat(tokenizer), TransformersGenerator(model)
         self.learner = Learner(model, get_algorithm("grpo", kl_coef=0.0), self.config)
-        self.envs = EnvPool(lambda task: AddEnv(size="micro"))
+        self.envs = EnvPool(lambda task: ENVS[task.removeprefix("bench_")](size="micro"))
 
     def step(self, number: int) -> dict[str, float]:
-        jobs = [Job("bench_add", prompt, f"g{prompt}", number * 1000 + prompt * 10 + member)
-                for prompt in range(PROMPTS) for member in range(GROUP)]
+        first = (number - 1) * PROMPTS // 2
+        jobs = [Job(f"bench_{name}", first + prompt, f"{name}{prompt}", number * 1000 + prompt * 10 + member)
+                for prompt in range(PROMPTS // 2) for name in ENVS for member in range(GROUP)]
         self.generator.sync(self.learner.model, number)
         started = time.perf_counter()
-        played = run_jobs(jobs, self.envs, self.generator, self.chat, RolloutLimits(2048, MAX_TOKENS, 4))
+        played = run_jobs(jobs, self.envs, self.generator, self.chat, RolloutLimits(4096, MAX_TOKENS, ROUNDS + 1))
         generated = time.perf_counter()
-        batch = to_batch(played, ("bench_add",))
+        batch = to_batch(played, tuple(f"bench_{name}" for name in ENVS))
         self.learner.score(batch)
         batch.advantages_BT = self.learner.algorithm.advantages(batch)
         self.learner.update(batch, {})
@@ -162,7 +203,7 @@ def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
     from trl import GRPOConfig, GRPOTrainer
 
     datasets.disable_progress_bars()
-    rows, steps = [], []
+    steps = []
 
     class Timed(GRPOTrainer):
         def _generate_and_score_completions(self, *args, **kwargs):
@@ -183,15 +224,14 @@ def trl_steps(folder: str, out: str, between) -> list[dict[str, float]]:
             between(state.global_step)
 
     count = between.rounds
-    for _ in range(count):
-        rows += [{"prompt": [{"role": "user", "content": "What is {a} + {b}?".format(**pair)}], **pair} for pair in SUMS]
+    rows = [{"prompt": [{"role": "user", "content": question(row)}], **row} for row in ROWS[:count * PROMPTS]]
     tokenizer = load_tokenizer(folder)                      # AutoTokenizer would cut the same text into other tokens
     tokenizer.padding_side = "left"
     config = GRPOConfig(output_dir=out, use_cpu=True, bf16=False, gradient_checkpointing=False, per_device_train_batch_size=PROMPTS * GROUP,
-                        num_generations=GROUP, max_completion_length=2 * MAX_TOKENS, max_tool_calling_iterations=3, max_steps=count,
-                        learning_rate=1e-6, beta=0.0, temperature=1.0, top_k=0, top_p=1.0, logging_steps=1, report_to="none",
-                        save_strategy="no", disable_tqdm=True, shuffle_dataset=False, dataloader_pin_memory=False)
-    Timed(model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), args=config, environment_factory=TrlAdd,
+                        num_generations=GROUP, max_completion_length=(ROUNDS + 1) * MAX_TOKENS, max_tool_calling_iterations=ROUNDS,
+                        max_steps=count, learning_rate=1e-6, beta=0.0, temperature=1.0, top_k=0, top_p=1.0, logging_steps=1,
+                        report_to="none", save_strategy="no", disable_tqdm=True, shuffle_dataset=False, dataloader_pin_memory=False)
+    Timed(model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), args=config, environment_factory=WORLDS,
           train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
           callbacks=[Clock()]).train()
     return steps
