@@ -46,6 +46,8 @@ class Rollout(Section):
     abnormal_reward: float | None = key(-0.2, "Training reward of an episode that did not complete; null: as it came.")
 
     def _check(self) -> None:
+        if self.generator == "vllm":                        # refused, not ignored: a run must sample with what its record says
+            raise ValueError("rollout.generator = 'vllm': training samples with transformers as yet; vLLM serves evaluation (backend vllm)")
         if self.max_turn_tokens > self.max_tokens:
             raise ValueError(f"rollout.max_turn_tokens = {self.max_turn_tokens} is more than rollout.max_tokens = "
                              f"{self.max_tokens}, the limit of the whole episode; lower the first or raise the second")

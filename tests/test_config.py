@@ -196,3 +196,8 @@ def test_every_key_says_what_it_means():
 
 def test_read_recipe_keeps_the_sweep():
     assert read_recipe("micro")["sweep"]["methods"] == ["agentrl", "eppo"]
+
+
+def test_a_sampler_that_training_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="rollout.generator = 'vllm': training samples with transformers"):
+        load_recipe("micro", **{"rollout.generator": "vllm"})
