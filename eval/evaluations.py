@@ -24,9 +24,9 @@ from typing import Any
 import pandas as pd
 
 from eppo.completeness import missing_evaluated
+from eppo.episode import FAULTS
 from eppo.files import LineFile, encode, read_lines, write_atomically
 from eppo.machine import environment
-from eppo.episode import FAULTS
 from eval.runs import ROOT
 
 SCHEMA = 1

@@ -10,7 +10,7 @@ import pandas as pd
 from eval.runs import task_label
 from eval.statistics import instance_macro, seed_summary, wilson
 
-# Endings by the infrastructure, as eppo.rollouts names them: no results of the policy.
+# Endings by the infrastructure, as eppo.episode names them (not imported: it needs torch): no results of the policy.
 FAULTS = ("environment error", "model error", "episode time limit", "model call time limit")
 SETTING = ("rules", "temperature", "source", "size")        # columns of an evaluated row that say what it was played under
 

@@ -43,7 +43,7 @@ class KVBatch(Cache):
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds - {"full_attention", "sliding_attention"}:
             raise ValueError(f"{type(model).__name__} has layers of kind {sorted(kinds)}; this generator serves full attention; "
-                             "use generator: vllm")
+                             "for evaluation there is backend vllm")
         self.window = config.sliding_window if "sliding_attention" in kinds else None
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = (config.num_hidden_layers, 2, config.num_key_value_heads, head_dim)
@@ -103,7 +103,7 @@ class KVBatch(Cache):
         self._rows, self._write, self._length = torch.arange(stop - start, device=self.device)[:, None], write_BT, length
         seen_BTL = torch.arange(length, device=self.device) <= write_BT[..., None]
         if self.window is not None and length > self.window:
-            raise ValueError(f"episodes longer than the model's attention window ({self.window}) need generator: vllm")
+            raise ValueError(f"episodes longer than the model's attention window ({self.window}) are not served here; lower max_tokens")
         return torch.zeros(seen_BTL.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen_BTL, float("-inf"))[:, None]
 
     # what the model calls ------------------------------------------------------------------------------------------
