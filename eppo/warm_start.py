@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def cache_key(config: RunConfig) -> str:
                                             torch.__version__, tokenizers.__version__, transformers.__version__]},
                                        sort_keys=True).encode())
     sources = sorted(path for path in (ROOT / "envs").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    for path in [*sources, *(ROOT / "eppo" / name for name in ("chat.py", "imitation.py", "policy.py", "warm_start.py"))]:
+    sources += (ROOT / "eppo" / name for name in ("chat.py", "gradient_worker.py", "imitation.py", "policy.py", "warm_start.py"))
+    for path in sources:
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     for task in config.tasks:                               # an environment of the user's own lies elsewhere, or in a notebook's cell
         module = sys.modules[envs.env_class(task).__module__]
@@ -174,16 +176,17 @@ def _train(config: RunConfig, model: nn.Module, chat: ChatFormat, encoded: dict[
     check_every, success = -(-updates // CHECKS), {}      # rounded up: the last check is that of the last update
     started = time.perf_counter()
     try:
-        for update, loss, tokens in imitate(model, batches, updates=updates, lr=settings.lr):
-            if update % check_every and update != updates:
-                continue
-            success = sampled_success(config, model, chat, pool) if update >= FIRST_CHECK * check_every else {}
-            report(f"warm start: update {update}/{updates}, {tokens / 1e6:.2f} M tokens, {time.perf_counter() - started:.0f} s, "
-                   f"loss {loss:.3f} nats" + "".join(f", {task} {value:.2f}" for task, value in success.items()))
-            yield {"update": update, "tokens": tokens, "loss": loss, "success": success}
-            inside = success and settings.target_low <= min(success.values()) and max(success.values()) <= settings.target_high
-            if inside and sum(success.values()) / len(success) >= ENOUGH:
-                return
+        with closing(imitate(model, batches, updates=updates, lr=settings.lr, processes=min(2, len(os.sched_getaffinity(0))))) as imitation:
+            for update, loss, tokens in imitation:
+                if update % check_every and update != updates:
+                    continue
+                success = sampled_success(config, model, chat, pool) if update >= FIRST_CHECK * check_every else {}
+                report(f"warm start: update {update}/{updates}, {tokens / 1e6:.2f} M tokens, {time.perf_counter() - started:.0f} s, "
+                       f"loss {loss:.3f} nats" + "".join(f", {task} {value:.2f}" for task, value in success.items()))
+                yield {"update": update, "tokens": tokens, "loss": loss, "success": success}
+                inside = success and settings.target_low <= min(success.values()) and max(success.values()) <= settings.target_high
+                if inside and sum(success.values()) / len(success) >= ENOUGH:
+                    return
     finally:
         pool.close()
     off = ", ".join(f"{task} {value:.2f}" for task, value in success.items()
