@@ -7,11 +7,14 @@ tokenised on its own and masked.
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any, Sequence
 
 Message = dict[str, Any]
 _ASKED, _SAID = {"role": "user", "content": "Hi."}, "A reply."
 CUT_MARK = " [cut]"
+REMEMBERED = 256                                            # texts: a group's episodes open alike, and often go on alike
 
 
 class ChatFormat:
@@ -27,6 +30,7 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._opening, self._continuation = lru_cache(REMEMBERED)(self._opening_ids), lru_cache(REMEMBERED)(self._continuation_ids)
         said = self._render([_ASKED, {"role": "assistant", "content": _SAID}])
         prompt = self._render([_ASKED], add_generation_prompt=True)
         if not said.startswith(prompt) or _SAID not in said[len(prompt):]:
@@ -52,7 +56,10 @@ class ChatFormat:
 
     def opening_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the opening messages and of the first generation prompt."""
-        return self._encode(self._render(messages, tools, add_generation_prompt=True))
+        return list(self._opening(json.dumps(list(messages)), json.dumps(list(tools))))
+
+    def _opening_ids(self, messages: str, tools: str) -> list[int]:
+        return self._encode(self._render(json.loads(messages), json.loads(tools), add_generation_prompt=True))
 
     def continuation_ids(self, messages: Sequence[Message], ended: bool) -> list[int]:
         """Ids between two sampled turns: the rest of the first turn's end, `messages`, the next generation prompt.
@@ -60,7 +67,10 @@ class ChatFormat:
         Args:
             ended: whether the sampled turn ended with a stop token (else the whole end of turn is added).
         """
-        whole = self._render([_ASKED, {"role": "assistant", "content": _SAID}, *messages], add_generation_prompt=True)
+        return list(self._continuation(json.dumps(list(messages)), ended))
+
+    def _continuation_ids(self, messages: str, ended: bool) -> list[int]:
+        whole = self._render([_ASKED, {"role": "assistant", "content": _SAID}, *json.loads(messages)], add_generation_prompt=True)
         if not whole.startswith(self._said):
             raise ValueError("the chat template rewrites earlier turns when messages follow; it cannot be trained on token by token. "
                              "Use a template that only appends (for reasoning models: one that keeps <think> text in history)")

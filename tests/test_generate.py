@@ -86,13 +86,14 @@ def test_equal_inputs_give_equal_bits_whatever_the_environments_take():
 def test_what_was_sampled_before_changes_no_batch(monkeypatch):
     from eppo.generate import engine
 
-    shapes, forward = [], engine.Engine._forward
+    shapes, feed = [], engine.Engine._feed
 
-    def watched(self, ids_BT, write_BT, start, length, last_B):
-        shapes.append((self.pool, tuple(ids_BT.shape), start, length, self.kv.data.shape))
-        return forward(self, ids_BT, write_BT, start, length, last_B)
+    def watched(self, kv, base, feeds, starts, **more):
+        logits_NV = feed(self, kv, base, feeds, starts, **more)
+        shapes.append((self.pool, tuple(map(len, feeds)), tuple(starts), base, kv.data.shape))
+        return logits_NV
 
-    monkeypatch.setattr(engine.Engine, "_forward", watched)
+    monkeypatch.setattr(engine.Engine, "_feed", watched)
     model, seen = tiny_model(vocab=V), []
     generator = TransformersGenerator(model)
     generator.sync(model, 0, STALE)

@@ -15,8 +15,10 @@ from typing import Sequence
 import torch
 from torch import nn
 
-from eppo.generate.engine import Engine, Row, Session
+from eppo.generate.drafts import Drafts
+from eppo.generate.engine import Engine
 from eppo.generate.protocol import FRESH, Completion, FollowUp, Request
+from eppo.generate.session import Row, Session
 
 ADMIT_EVERY = 4                                             # ticks between admissions of follow-up turns: fewer, larger prefills
 
@@ -34,6 +36,7 @@ class TransformersGenerator:
     def __init__(self, module: nn.Module, version: int = 0, *, max_active: int = 128, shared_prompts: int = 64) -> None:
         self._engines: dict[str, Engine] = {}
         self._sessions: dict[str, Session] = {}
+        self._drafts = Drafts()
         self._prefixes, self.max_active = shared_prompts, max_active
         self._waiting: deque[Row] = deque()
         self._changed = threading.Condition()
@@ -51,7 +54,7 @@ class TransformersGenerator:
             if pool in self._engines:
                 self._engines[pool].load(module, version)
             else:
-                self._engines[pool] = Engine(module, version, pool, self._prefixes)
+                self._engines[pool] = Engine(module, version, pool, self._prefixes, self._drafts)
             for session in self._sessions.values():
                 session.caches.pop(pool, None)
 
@@ -92,8 +95,7 @@ class TransformersGenerator:
         with torch.inference_mode():
             for pool, engine in self._engines.items():
                 mine = [row for row in entering if row.request.pool == pool]
-                before = len(engine.rows)
-                if before:
+                if engine.branches:
                     finished += engine.tick()
                 if mine:
                     finished += engine.admit(mine)
@@ -133,7 +135,7 @@ class TransformersGenerator:
                 for row in stuck:
                     self._results[row.order] = error
                 for engine in self._engines.values():
-                    engine.rows.clear()
+                    engine.branches.clear()
                 self._waiting.clear()
             raise
         finally:
@@ -154,15 +156,15 @@ class TransformersGenerator:
             if self._driving:
                 raise RuntimeError("stream while other turns are being sampled")
             self._driving = True
+            self._drafts.clear()
             for engine in self._engines.values():           # what earlier calls left behind must not decide a last bit
-                engine.kv.clear()
-                engine.prefixes.clear()
+                engine.forget()
         try:
             rows = [self._row(request) for request in requests]
             owner = {row.order: index for index, row in enumerate(rows)}
             waiting, due, tick = deque(rows), deque(), 0
-            while waiting or due or any(engine.rows for engine in self._engines.values()):
-                busy = bool(waiting) or any(engine.rows for engine in self._engines.values())
+            while waiting or due or any(engine.branches for engine in self._engines.values()):
+                busy = bool(waiting) or any(engine.branches for engine in self._engines.values())
                 if due and not busy:
                     tick = max(tick, due[0][0])
                 while due and due[0][0] <= tick:
@@ -180,6 +182,6 @@ class TransformersGenerator:
         finally:
             with self._changed:
                 for engine in self._engines.values():
-                    engine.rows.clear()
+                    engine.branches.clear()
                 self._driving = False
                 self._changed.notify_all()
