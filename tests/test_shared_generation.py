@@ -182,6 +182,39 @@ def test_a_model_with_a_table_of_positions_is_served_to_its_last_one():
         assert rescored(model, ids, mask)[len(prompt):] == pytest.approx(done.logp, abs=5e-5)
 
 
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("kernel", [trunks.attention, trunks.plain_attention])
+@pytest.mark.parametrize("spare", [0, 1 << 30])
+def test_attention_over_trunk_and_own_keys_is_that_over_both(monkeypatch, dtype, error, kernel, spare):
+    monkeypatch.setattr(trunks, "attention", kernel)
+    monkeypatch.setattr(trunks, "SPARE_SCORES", spare)
+    torch.manual_seed(0)
+    shared = [torch.randn(2, 2, 2, length, 8).to(dtype) for length in (30, 17)]
+    of_rows = [shared[0], None, shared[1], shared[0], shared[0]]
+    query, key, value = (2 * torch.randn(5, heads, length, 8) for heads, length in ((4, 3), (2, 6), (2, 6)))
+    mask = torch.zeros(5, 1, 3, 6).masked_fill_(torch.rand(5, 1, 3, 6) < 0.3, float("-inf"))
+    mask[..., 0] = 0
+    found = trunks.Trunks(of_rows).attend(*(x.to(dtype) for x in (query, key, value, mask)), 0.4, 1)
+    assert found.dtype == dtype
+    for row, trunk in enumerate(of_rows):
+        before = torch.zeros(2, 2, 0, 8) if trunk is None else trunk[1].float()
+        keys, values = (torch.cat([one, other[row]], dim=1)[None] for one, other in zip(before, (key.to(dtype), value.to(dtype))))
+        bias = torch.cat([torch.zeros(1, 1, 3, before.shape[2]), mask[row, None]], dim=-1)
+        whole = torch.nn.functional.scaled_dot_product_attention(query[row, None].to(dtype).float(), keys.float(), values.float(), bias,
+                                                                 scale=0.4, enable_gqa=True)
+        torch.testing.assert_close(found[row].float(), whole[0], rtol=error, atol=error)
+
+
+def test_a_stack_of_trunks_serves_until_half_of_it_is_done():
+    shared = [torch.randn(2, 2, 1, length, 4) for length in (5, 6, 7, 8)]
+    first = trunks.Trunks([*shared, shared[0]])
+    second = trunks.Trunks([shared[3], shared[1]], first)
+    assert second.data is first.data and second.members == [[], [1], [], [0]]
+    third = trunks.Trunks([shared[3]], second)
+    assert third.data is not first.data and third.data.shape[2] == 1
+    assert trunks.Trunks([shared[3], torch.randn(2, 2, 1, 5, 4)], first).data is not first.data
+
+
 # ---- drafts ---------------------------------------------------------------------------------------------------------
 def test_guesses_follow_what_was_seen_longest_context_first():
     book = Drafts()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ORDERS = (5, 3, 2)                                          # so many tokens before are looked up, or else so many
-MOST_PLACES = 1 << 19                                       # remembered; then it begins anew
+MOST_PLACES = 1 << 18                                       # remembered; then it begins anew
 LONGEST = 8                                                 # tokens guessed at once
 
 

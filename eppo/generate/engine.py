@@ -84,7 +84,7 @@ class Engine:
         for part in _parts([len(branch.text) - cache.length for branch, cache in zip(branches, known)]):
             done += self._admit([branches[index] for index in part], [known[index] for index in part])
         while len(self.prefixes) > self.max_prefixes:
-            self.prefixes.popitem(last=False)
+            self.trunks.discard(self.prefixes.popitem(last=False)[0])
         return done
 
     def _learn(self, prompts: list[tuple[int, ...]]) -> None:

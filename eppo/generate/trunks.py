@@ -50,10 +50,9 @@ class Trunks:
         own, own_lse = attention(query, key, value, mask, scale)
         shared, shared_lse = self._together(query, scale, layer)
         if self.all:
-            out = shared.lerp_(own, torch.sigmoid_(own_lse - shared_lse))
-        else:
-            out = own.index_copy(0, self.row_N, shared.lerp_(own[self.row_N], torch.sigmoid_(own_lse[self.row_N] - shared_lse)))
-        return out.view(rows, heads, length, dim)
+            return _weigh(shared, own, shared_lse, own_lse).view(rows, heads, length, dim)
+        both = _weigh(shared, own[self.row_N], shared_lse, own_lse[self.row_N])
+        return own.index_copy(0, self.row_N, both).view(rows, heads, length, dim)
 
     def _together(self, query: Tensor, scale: float, layer: int) -> tuple[Tensor, Tensor]:
         """Attention over the trunks, of the queries [rows, kv_heads, Q, head_dim] of rows that have one."""
@@ -65,7 +64,7 @@ class Trunks:
             found = attention(grouped, keys, values, self.bias_SP[:, None, None].expand(-1, -1, grouped.shape[2], -1), scale)
             out, lse = (part.view(trunks, kv_heads, most, -1, part.shape[-1]).transpose(1, 2).flatten(0, 1) for part in found)
             return out[self.place_N], lse[self.place_N]
-        out, lse = torch.empty_like(query), query.new_empty(*query.shape[:-1], 1)
+        out, lse = torch.empty_like(query), query.new_empty(*query.shape[:-1], 1, dtype=torch.float32)
         for number, rows in enumerate(self.members):
             if rows:
                 grouped = query[rows].transpose(0, 1).reshape(1, kv_heads, -1, dim)
@@ -87,6 +86,11 @@ def _stack(trunks: list[Tensor]) -> tuple[Tensor, Tensor]:
     return data, bias_SP
 
 
+def _weigh(one: Tensor, other: Tensor, one_lse: Tensor, other_lse: Tensor) -> Tensor:
+    """Attention over two sets of keys from that over each and the logarithms of its denominators, which are float32."""
+    return torch.lerp(one.float(), other.float(), torch.sigmoid(other_lse - one_lse)).to(one.dtype)
+
+
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention [B, H, Q, head_dim], and the logarithm of its softmax denominators [B, H, Q, 1].
 
@@ -94,7 +98,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
     """
     if query.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask, scale=scale)
-        return out, lse[..., None].to(out.dtype)
+        return out, lse[..., None].float()
     return plain_attention(query, key, value, mask, scale)
 
 
@@ -103,7 +107,7 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sca
     step = max(1, MOST_SCORES // (query.shape[0] * query.shape[1] * key.shape[2]))
     pieces = []
     for at in range(0, query.shape[2], step):
-        scores = torch.matmul(query[:, :, at:at + step] * scale, key.transpose(-1, -2)) + mask[:, :, at:at + step]
+        scores = torch.matmul(query[:, :, at:at + step] * scale, key.transpose(-1, -2)).float() + mask[:, :, at:at + step]
         weights = torch.softmax(scores, dim=-1)
-        pieces.append((torch.matmul(weights, value), scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()))
+        pieces.append((torch.matmul(weights.to(value.dtype), value), scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()))
     return torch.cat([out for out, _ in pieces], dim=2), torch.cat([lse for _, lse in pieces], dim=2)
