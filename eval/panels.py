@@ -24,6 +24,7 @@ BAND_SEEDS = 3                                              # fewer seeds are dr
 
 Methods = dict[str, list[Any]]                              # method -> its runs
 Ends = list[tuple[float, str, str]]                         # last value, text, colour
+LEADER = 0.04                                               # of the axes' width, between the end of a line and its name
 
 
 def task_colour(task: str, tasks: Sequence[str]) -> str:
@@ -174,7 +175,8 @@ def mark_seed_loss(ax: Axes, steps_T: np.ndarray, values_STK: np.ndarray) -> Non
 
 
 def label_ends(ax: Axes, ends: Ends) -> None:
-    """Names at the right ends of the lines. Call it when the limits are final; names that would overlap share out the room."""
+    """Names at the right ends of the lines, tied to them. Call it when the limits are final; names that would overlap share out the
+    room."""
     low, high = ax.get_ylim()
     known = sorted((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0])
     gap = min(0.088, 1 / max(1, len(known)))
@@ -184,9 +186,10 @@ def label_ends(ax: Axes, ends: Ends) -> None:
         while len(clusters) > 1 and _top(clusters[-2], gap) + gap > _bottom(clusters[-1], gap):
             clusters[-2:] = [clusters[-2] + clusters[-1]]
     heights = [_bottom(cluster, gap) + gap * index for cluster in clusters for index in range(len(cluster))]
-    for height, (_, text, colour) in zip(heights, known, strict=True):
-        ax.annotate(text, (1, height), xycoords="axes fraction", xytext=(3, 0), textcoords="offset points", va="center",
-                    fontsize=LABEL_PT, color=colour, annotation_clip=False)
+    for height, (value, text, colour) in zip(heights, known, strict=True):
+        ax.annotate(text, (1, (value - low) / (high - low)), xycoords="axes fraction", xytext=(1 + LEADER, height),
+                    textcoords="axes fraction", va="center", fontsize=LABEL_PT, color=colour, annotation_clip=False,
+                    arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)})
 
 
 def _bottom(cluster: list[float], gap: float) -> float:

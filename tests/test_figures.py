@@ -138,7 +138,8 @@ def test_end_labels_do_not_overlap_and_stay_inside():
     ax.set_ylim(0, 1)
     values = {"a": 0.5, "b": 0.5, "c": 0.51, "d": 0.0, "e": 0.01, "f": float("nan")}
     label_ends(ax, [(value, name, "black") for name, value in values.items()])
-    heights = {text.get_text(): text.xy[1] for text in ax.texts}
+    heights = {text.get_text(): text.get_position()[1] for text in ax.texts}
+    assert {text.get_text(): text.xy for text in ax.texts} == {name: (1, values[name]) for name in heights}     # the line's end
     ordered = sorted(heights.values())
     assert sorted(heights) == list("abcde") and min(np.diff(ordered)) >= 0.075 - 1e-9 and 0 <= ordered[0] <= ordered[-1] <= 1
     assert heights["b"] == pytest.approx(0.503, abs=0.001)  # a cluster is spread around its mean
