@@ -9,6 +9,7 @@ the number of processes changes no bit.
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -50,18 +51,27 @@ class GradientWorker:
 
     Args:
         model: float32, on a CPU, all of its parameters trained; the worker builds the like from its configuration.
+
+    Raises:
+        OSError: there is no room for the files, or no process to be had; the model is as it was.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = list(model.parameters())
         self._folder = tempfile.TemporaryDirectory(prefix="eppo-gradients-")
-        folder = Path(self._folder.name)
-        model.config.save_pretrained(folder)
-        for parameter, shared in zip(self._parameters, _mapped(folder / "weights", self._parameters)):
-            parameter.data = shared.copy_(parameter.data)
-        self._gradients = _mapped(folder / "gradients", self._parameters)
-        self._process = subprocess.Popen([sys.executable, "-m", "eppo.gradient_worker", folder, str(torch.get_num_threads())],
-                                         cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            folder = Path(self._folder.name)
+            model.config.save_pretrained(folder)
+            weights, self._gradients = (_mapped(folder / name, self._parameters, new=True) for name in ("weights", "gradients"))
+            for parameter, shared in zip(self._parameters, weights):
+                shared.copy_(parameter.data)
+            self._process = subprocess.Popen([sys.executable, "-m", "eppo.gradient_worker", folder, str(torch.get_num_threads())],
+                                             cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError:
+            self._folder.cleanup()
+            raise
+        for parameter, shared in zip(self._parameters, weights):
+            parameter.data = shared
         self._ready = self._lost = False
 
     def start(self, part: Sequence[Example], count: int) -> bool:
@@ -106,9 +116,13 @@ class GradientWorker:
         self._folder.cleanup()
 
 
-def _mapped(path: Path, like: Sequence[Tensor]) -> list[Tensor]:
+def _mapped(path: Path, like: Sequence[Tensor], new: bool = False) -> list[Tensor]:
     """float32 tensors of these shapes, one after another in a file that is mapped into memory."""
-    flat = torch.from_file(str(path), shared=True, size=sum(p.numel() for p in like), dtype=torch.float32)
+    size = sum(p.numel() for p in like)
+    if new:
+        with open(path, "wb") as file:                      # all of it now: writing a mapped page that finds no room kills the process
+            os.posix_fallocate(file.fileno(), 0, 4 * size)
+    flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.float32)
     return [piece.view_as(p) for piece, p in zip(flat.split([p.numel() for p in like]), like)]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from contextlib import nullcontext
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -85,7 +86,7 @@ def imitate(model: nn.Module, batches: Iterator[list[Example]], *, updates: int,
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         (step + 1) / warmup, 1.0 - 0.9 * max(0, step - warmup) / max(1, updates - warmup)))
     tokens = 0
-    with GradientWorker(model) if processes > 1 else nullcontext() as worker:
+    with _worker(model) if processes > 1 else nullcontext() as worker:
         for update in range(updates):
             batch = next(batches)
             count = sum(sum(mask) for _, mask in batch)
@@ -103,3 +104,11 @@ def imitate(model: nn.Module, batches: Iterator[list[Example]], *, updates: int,
             schedule.step()
             tokens += sum(len(ids) for ids, _ in batch)
             yield update + 1, loss, tokens
+
+
+def _worker(model: nn.Module) -> AbstractContextManager[GradientWorker | None]:
+    try:
+        return GradientWorker(model)
+    except OSError as error:
+        warnings.warn(f"the warm start goes on in one process: {error}", stacklevel=3)
+        return nullcontext()

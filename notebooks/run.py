@@ -140,7 +140,8 @@ def run(jobs: Sequence[Job], num_processes: int = 1, resume: bool = False,
     if repeated := [job for index, job in enumerate(jobs) if job.output in outputs[:index]]:
         raise ValueError(f"asked for twice: {repeated[0]}")
     waiting = [job for job in jobs if not (resume and is_finished(job))]
-    print(f"{len(jobs)} notebooks, {len(jobs) - len(waiting)} already finished, {num_processes} at a time", flush=True)
+    notebooks = f"{len(jobs)} notebooks" if len(jobs) != 1 else "1 notebook"
+    print(f"{notebooks}, {len(jobs) - len(waiting)} already finished, {num_processes} at a time", flush=True)
     if waiting:
         print("starting a kernel; its first cell imports torch, which takes a while", flush=True)
     started, failed, running, reported = time.monotonic(), [], {}, time.monotonic()

@@ -113,3 +113,18 @@ def test_a_loss_that_is_not_finite_is_refused():
     next(net.parameters()).data[3] = float("nan")
     with pytest.raises(FloatingPointError, match="loss is nan at update 0; lower warm_start.lr"):
         next(imitate(net, batches(), updates=3, lr=1e-2))
+
+
+@pytest.mark.parametrize("fault", ["room", "process"])
+def test_where_no_second_process_can_be_had_one_does_it(monkeypatch, fault, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if fault == "room":
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.posix_fallocate", full)
+    else:
+        monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.warns(UserWarning, match="the warm start goes on in one process: .*(No space left|No such file)"):
+        seen, digest, _ = imitated(2)
+    assert (seen, digest) == imitated(1)[:2] and not list(tmp_path.iterdir())

@@ -1,6 +1,8 @@
 """What turns have in common is computed once: equal texts, shared prompts, guessed tokens. None of it changes what is sampled."""
 
 import random
+import threading
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -253,6 +255,73 @@ def test_drafts_begin_anew_when_they_are_full(monkeypatch):
         book.note(list(range(n * 10, n * 10 + 10)), 0)
         assert len(book._next) <= 50 + 30
     assert book.guess([([392, 393], 1, 1)], 64) == [[394]]
+
+
+# ---- faults ---------------------------------------------------------------------------------------------------------
+def test_a_prompt_that_is_the_beginning_of_a_known_one():
+    model = tiny_model(vocab=V)
+    generator, plain = TransformersGenerator(model), TransformersGenerator(model, shared_prompts=0)
+    for number, prompt in enumerate(([1, 2, 3, 4, 5], [1, 2, 3], [1, 2], [1], [1, 2, 3, 4], [1, 2, 3])):
+        request = Request(f"s{number}", prompt, 3, 1.0, (), number)
+        assert generator.generate([request])[0].ids == plain.generate([request])[0].ids
+
+
+@pytest.mark.parametrize("part", ["_learn", "_admit", "tick"])
+def test_a_failure_anywhere_reaches_every_caller_and_leaves_a_generator_that_works(monkeypatch, part):
+    generator, model = TransformersGenerator(tiny_model(vocab=V)), tiny_model(vocab=V)
+    generator.sync(model, 0, STALE)
+    real, ends, queued = getattr(engine.Engine, part), {}, threading.Event()
+
+    def failing(self, *args):
+        assert queued.wait(30)
+        if self.pool == "stale":                            # the other pool's rows may be finished already
+            raise MemoryError("no room")
+        return real(self, *args)
+
+    def ask(number):
+        try:
+            ends[number] = generator.generate([Request(f"s{number}", [1, 2, number], 3, 1.0, (), number, ("fresh", "stale")[number % 2])])
+        except (RuntimeError, MemoryError) as error:
+            ends[number] = error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Engine, part, failing)
+        generator._driving = True                           # all requests are waiting when the first is admitted
+        threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        while len(generator._waiting) < 4:
+            time.sleep(0.01)
+        queued.set()
+        with generator._changed:
+            generator._driving = False
+            generator._changed.notify_all()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(ends) == [0, 1, 2, 3] and all(isinstance(ends[number], (RuntimeError, MemoryError)) for number in (1, 3))
+    assert not generator._results and not generator._asked and not generator._waiting
+    again = Request("new", [3, 4], 3, 1.0, (), 1)
+    assert generator.generate([again]) == TransformersGenerator(model).generate([again])
+
+
+def test_one_bad_request_of_several_leaves_the_sessions_alone():
+    generator = TransformersGenerator(tiny_model(vocab=V))
+    with pytest.raises(ValueError, match="max_tokens"):
+        generator.generate([Request("x", [1, 2], 2, 1.0, (), 0), Request("y", [1], 0, 1.0, (), 0)])
+    assert not generator._sessions
+
+
+def test_weights_that_are_not_finite_spoil_nothing_that_comes_after():
+    bad, good = tiny_model(vocab=V), tiny_model(1, vocab=V)
+    with torch.no_grad():
+        next(bad.parameters()).fill_(float("nan"))
+    generator = TransformersGenerator(bad)
+    generator.generate([Request(f"a{n}", [n, *range(40)], 4, 1.0, (), n) for n in range(8)])
+    for n in range(8):
+        generator.end(f"a{n}")
+    generator.sync(good, 1)
+    asked = [Request("b", list(range(10)), 4, 1.0, (), 0), Request("c", list(range(5, 40)), 4, 1.0, (), 1)]
+    assert generator.generate(asked) == TransformersGenerator(good, 1).generate(asked)
 
 
 # ---- storage --------------------------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ class Engine:
             self.prefixes[prompt] = ids, self.prompts_kv.store(row, len(prompt))
 
     def _like(self, prompt: tuple[int, ...]) -> Tensor | None:
-        """What is known of the beginning of a prompt."""
-        ids = np.array(prompt)
+        """What is known of the beginning of a prompt, its last token apart: a forward pass needs one to begin with."""
+        ids = np.array(prompt)[:-1]
         shared, like = max(((common(ids, other), key) for key, (other, _) in self.prefixes.items()), default=(0, ()))
         return self.prefixes[like][1][:, :, :, :shared] if shared else None
 
@@ -196,6 +196,8 @@ class Engine:
         logps_NV = torch.log_softmax(logits_NV / temperature_N.masked_fill(greedy_N, 1.0)[:, None], dim=-1)
         cumulative_NV = logps_NV.exp().cumsum(-1)
         chosen_NM = torch.searchsorted(cumulative_NV, noise_NM * cumulative_NV[:, -1:], right=True).clamp_(max=logits_NV.shape[1] - 1)
+        if not bool(torch.isfinite(cumulative_NV[:, -1]).all()):
+            self.kv.tainted = self.prompts_kv.tainted = True
         if bool(greedy_N.any()):
             chosen_NM = torch.where(greedy_N[:, None], logits_NV.argmax(-1, keepdim=True), chosen_NM)
         drawn = zip(chosen_NM.tolist(), logps_NV.gather(1, chosen_NM).tolist())

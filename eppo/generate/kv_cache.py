@@ -62,6 +62,7 @@ class KVBatch(Cache):
         self.shape = (config.num_hidden_layers, 2, kv_heads, head_dim)
         self.dtype, self.device = model.dtype, model.device
         self.layers = []
+        self.tainted = False                                # may hold what is not finite: no memory to be used again
         self.trunks: Trunks | None = None
         self._trunks_before: Trunks | None = None
         self._spare = self.data = torch.zeros(self._sizes(0, 0), dtype=self.dtype, device=self.device)
@@ -69,8 +70,11 @@ class KVBatch(Cache):
     def clear(self) -> None:
         """Start from an empty layout. Its size decides how rows lie in memory, and that, through the kernels chosen, the last bit of
         a result: whoever wants the same bits starts from none. On a CPU the memory is kept: fresh pages cost as much as a prefill."""
-        if self.device.type == "cpu" and self.data.numel() > self._spare.numel():
+        if self.tainted:
+            self._spare = self.data.new_empty(0)
+        elif self.device.type == "cpu" and self.data.numel() > self._spare.numel():
             self._spare = self.data
+        self.tainted = False
         self.data = self._spare.new_empty(self._sizes(0, 0))
         self.trunks = self._trunks_before = None
 

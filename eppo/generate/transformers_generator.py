@@ -42,6 +42,7 @@ class TransformersGenerator:
         self._changed = threading.Condition()
         self._driving = False
         self._results: dict[int, Completion | BaseException] = {}
+        self._asked: set[int] = set()                       # orders of `generate`'s rows without a result
         self._count = 0
         self.sync(module, version, FRESH)
 
@@ -74,15 +75,23 @@ class TransformersGenerator:
         self._engines.clear()
 
     # sampling ------------------------------------------------------------------------------------------------------
-    def _row(self, request: Request) -> Row:
+    def _rows(self, requests: Sequence[Request]) -> list[Row]:
+        """Rows of all `requests`, or a ValueError that leaves every session as it is."""
+        for request in requests:
+            self._check(request)
+        return [self._row(request) for request in requests]
+
+    def _check(self, request: Request) -> None:
         if request.pool not in self._engines:
             raise ValueError(f"unknown pool {request.pool!r}; known: {', '.join(self._engines)}")
         if request.max_tokens < 1:
             raise ValueError(f"session {request.session!r}: max_tokens must be at least 1, not {request.max_tokens}")
+        if not request.new_ids and request.session not in self._sessions:
+            raise ValueError(f"session {request.session!r}: no tokens to continue from")
+
+    def _row(self, request: Request) -> Row:
         session = self._sessions.setdefault(request.session, Session())
         session.ids.extend(request.new_ids)
-        if not session.ids:
-            raise ValueError(f"session {request.session!r}: no tokens to continue from")
         noise = torch.rand(request.max_tokens, generator=torch.Generator().manual_seed(request.seed)).tolist()
         self._count += 1
         return Row(request, session, self._count, noise)
@@ -104,9 +113,10 @@ class TransformersGenerator:
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Sample one turn per request; blocks until all are done."""
         with self._changed:
-            rows = [self._row(request) for request in requests]
+            rows = self._rows(requests)
             self._waiting.extend(rows)
-        wanted = {row.order for row in rows}
+            wanted = {row.order for row in rows}
+            self._asked |= wanted
         while True:
             with self._changed:
                 while self._driving and not wanted <= self._results.keys():
@@ -128,12 +138,14 @@ class TransformersGenerator:
                 for row in self._advance(self._waiting):
                     with self._changed:
                         self._results[row.order] = self._engines[row.request.pool].completion(row)
+                        self._asked.discard(row.order)
                         self._changed.notify_all()
         except BaseException as error:
             with self._changed:
-                stuck = [row for engine in self._engines.values() for row in engine.rows] + list(self._waiting)
-                for row in stuck:
-                    self._results[row.order] = error
+                self._results.update(dict.fromkeys(self._asked - wanted, error))
+                for order in wanted:                        # the caller gets the error itself
+                    self._results.pop(order, None)
+                self._asked.clear()
                 for engine in self._engines.values():
                     engine.branches.clear()
                 self._waiting.clear()
@@ -160,7 +172,7 @@ class TransformersGenerator:
             for engine in self._engines.values():           # what earlier calls left behind must not decide a last bit
                 engine.forget()
         try:
-            rows = [self._row(request) for request in requests]
+            rows = self._rows(requests)
             owner = {row.order: index for index, row in enumerate(rows)}
             waiting, due, tick = deque(rows), deque(), 0
             while waiting or due or any(engine.branches for engine in self._engines.values()):
@@ -171,7 +183,7 @@ class TransformersGenerator:
                     _, index, future = due.popleft()
                     request = future.result()
                     if request is not None:
-                        row = self._row(request)
+                        row, = self._rows([request])
                         owner[row.order] = index
                         waiting.append(row)
                 for row in self._advance(waiting):
