@@ -121,7 +121,7 @@ def _make(task: str, settings: dict[str, Any]) -> envs.Env:
             return envs.make(task, split=split, **settings)
         except (EnvFault, ValueError) as fault:
             faults.append(str(fault))
-    raise EnvFault("; ".join(faults))
+    raise EnvFault("; ".join(dict.fromkeys(faults)))
 
 
 def _play(env: envs.Env, index: int) -> tuple[int, float]:
