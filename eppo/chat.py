@@ -56,10 +56,14 @@ class ChatFormat:
 
     def opening_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of the opening messages and of the first generation prompt."""
-        return list(self._opening(json.dumps(list(messages)), json.dumps(list(tools))))
+        texts = _as_json(messages), _as_json(tools)
+        return self._open(messages, tools) if None in texts else list(self._opening(*texts))
 
     def _opening_ids(self, messages: str, tools: str) -> list[int]:
-        return self._encode(self._render(json.loads(messages), json.loads(tools), add_generation_prompt=True))
+        return self._open(json.loads(messages), json.loads(tools))
+
+    def _open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        return self._encode(self._render(messages, tools, add_generation_prompt=True))
 
     def continuation_ids(self, messages: Sequence[Message], ended: bool) -> list[int]:
         """Ids between two sampled turns: the rest of the first turn's end, `messages`, the next generation prompt.
@@ -67,10 +71,14 @@ class ChatFormat:
         Args:
             ended: whether the sampled turn ended with a stop token (else the whole end of turn is added).
         """
-        return list(self._continuation(json.dumps(list(messages)), ended))
+        text = _as_json(messages)
+        return self._continue(messages, ended) if text is None else list(self._continuation(text, ended))
 
     def _continuation_ids(self, messages: str, ended: bool) -> list[int]:
-        whole = self._render([_ASKED, {"role": "assistant", "content": _SAID}, *json.loads(messages)], add_generation_prompt=True)
+        return self._continue(json.loads(messages), ended)
+
+    def _continue(self, messages: Sequence[Message], ended: bool) -> list[int]:
+        whole = self._render([_ASKED, {"role": "assistant", "content": _SAID}, *messages], add_generation_prompt=True)
         if not whole.startswith(self._said):
             raise ValueError("the chat template rewrites earlier turns when messages follow; it cannot be trained on token by token. "
                              "Use a template that only appends (for reasoning models: one that keeps <think> text in history)")
@@ -102,3 +110,12 @@ class ChatFormat:
         """Text of a sampled turn, without the end token."""
         ids = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _as_json(content: Sequence[Any]) -> str | None:
+    """`content` as JSON, by which it can be remembered; None where it would come back as something else."""
+    try:
+        text = json.dumps(list(content))
+        return text if json.loads(text) == list(content) else None
+    except (TypeError, ValueError):
+        return None

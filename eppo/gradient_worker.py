@@ -53,7 +53,7 @@ class GradientWorker:
         model: float32, on a CPU, all of its parameters trained; the worker builds the like from its configuration.
 
     Raises:
-        OSError: there is no room for the files, or no process to be had; the model is as it was.
+        OSError, RuntimeError: there is no room for the files, or no process to be had; the model is as it was.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -66,20 +66,25 @@ class GradientWorker:
             for parameter, shared in zip(self._parameters, weights):
                 shared.copy_(parameter.data)
             self._process = subprocess.Popen([sys.executable, "-m", "eppo.gradient_worker", folder, str(torch.get_num_threads())],
-                                             cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        except OSError:
+                                             cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                             start_new_session=True)               # Ctrl-C reaches the first process, which ends it
+        except (OSError, RuntimeError):
             self._folder.cleanup()
             raise
         for parameter, shared in zip(self._parameters, weights):
             parameter.data = shared
         self._ready = self._lost = False
+        self._told = select.poll()
+        self._told.register(self._process.stdout, select.POLLIN)
 
     def start(self, part: Sequence[Example], count: int) -> bool:
         """Hand `part` over and return True, or False where the worker has not started yet, or has ended."""
-        if self._lost or not self._ready and not select.select([self._process.stdout], [], [], 0)[0]:
+        if self._lost or not self._ready and not self._told.poll(0):
             return False
         if not self._ready:
             self._ready = self._read() is not None
+            for name in ("weights", "gradients"):           # both sides have them mapped: not even kill -9 leaves them behind
+                Path(self._folder.name, name).unlink()
         if self._lost:
             return False
         try:
@@ -128,11 +133,8 @@ def _mapped(path: Path, like: Sequence[Tensor], new: bool = False) -> list[Tenso
 
 def main(folder: str, threads: str) -> None:
     """The worker: a line when it is ready, then one line out for every line in, until the other side closes."""
-    import signal
-
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)            # Ctrl-C reaches the first process, which ends this one
     torch.set_num_threads(int(threads))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     parameters = list(model.parameters())

@@ -109,6 +109,6 @@ def imitate(model: nn.Module, batches: Iterator[list[Example]], *, updates: int,
 def _worker(model: nn.Module) -> AbstractContextManager[GradientWorker | None]:
     try:
         return GradientWorker(model)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         warnings.warn(f"the warm start goes on in one process: {error}", stacklevel=3)
         return nullcontext()

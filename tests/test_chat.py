@@ -77,3 +77,20 @@ def test_decode_drops_only_the_end_token():
     chat = ChatFormat(tiny_tokenizer())
     assert chat.decode(chat.turn_ids("apple 12")) == "apple 12"
     assert chat.decode(chat.turn_ids("apple 12")[:-1]) == "apple 12"
+
+
+@pytest.mark.parametrize("content", ["text", "\u00e9\u4e2d \U0001f600", ("a", "b"), 1.5, None, {1: "a", "1": "b"}, b"bytes"])
+def test_what_is_remembered_is_what_is_rendered(content):
+    chat = ChatFormat(tiny_tokenizer())
+    messages = [{"role": "user", "content": content}]
+    direct = chat._open(messages, [])
+    assert chat.opening_ids(messages, []) == direct == chat.opening_ids(messages, [])
+    assert chat.continuation_ids(messages, ended=True) == chat._continue(messages, True) == chat.continuation_ids(messages, ended=True)
+
+
+def test_what_was_handed_out_may_be_changed():
+    chat = ChatFormat(tiny_tokenizer())
+    first = chat.opening_ids([{"role": "user", "content": "a"}], [])
+    kept = list(first)
+    first.append(1)
+    assert chat.opening_ids([{"role": "user", "content": "a"}], []) == kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import select
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,9 +74,15 @@ def worker(monkeypatch):
 
 
 def test_a_second_process_changes_no_bit(worker, tmp_path):
-    seen, digest, net = imitated(2)
+    left = []
+
+    def look(update):
+        if update == 6:
+            left.append({path.name for path in Path(worker[0]._folder.name).iterdir()})
+
+    seen, digest, net = imitated(2, between=look)
     assert (seen, digest) == imitated(1)[:2]
-    assert worker[0]._ready and not worker[0]._lost
+    assert worker[0]._ready and not worker[0]._lost and len(left) == 1 and left[0] <= {"config.json", "generation_config.json"}
     assert worker[0]._process.returncode is not None and not list(tmp_path.glob("*"))
     net.save_pretrained(tmp_path)                           # the weights are ordinary memory again
     assert (tmp_path / "model.safetensors").exists()

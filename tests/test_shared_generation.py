@@ -1,8 +1,10 @@
 """What turns have in common is computed once: equal texts, shared prompts, guessed tokens. None of it changes what is sampled."""
 
+import gc
 import random
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -324,6 +326,39 @@ def test_weights_that_are_not_finite_spoil_nothing_that_comes_after():
     assert generator.generate(asked) == TransformersGenerator(good, 1).generate(asked)
 
 
+def test_a_turn_that_failed_leaves_its_session_as_it_was(monkeypatch):
+    model = tiny_model(vocab=V)
+    generator, again = TransformersGenerator(model), Request("s", [4], 6, 1.0, (), 3)
+    real, ticks = engine.Engine.tick, []
+
+    def failing(self):
+        ticks.append(1)
+        if len(ticks) == 3:
+            raise MemoryError("once")
+        return real(self)
+
+    monkeypatch.setattr(engine.Engine, "tick", failing)
+    with pytest.raises(MemoryError):
+        generator.generate([Request("s", [1, 2, 3], 8, 1.0, (), 0)])
+    whole, = TransformersGenerator(model).generate([Request("s", [1, 2, 3, 4], 6, 1.0, (), 3)])
+    assert generator.generate([again])[0].ids == whole.ids
+
+
+def test_episodes_that_fit_the_attention_window_are_served_beside_each_other():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                                         intermediate_size=32, use_sliding_window=True, sliding_window=300, max_window_layers=1,
+                                         max_position_embeddings=512, bos_token_id=None, eos_token_id=None)).eval()
+    prompts = [[n % V for n in range(200)]] * 2 + [[7 * n % V for n in range(150)]]
+    asked = [Request(f"s{n}", prompt, 4, 1.0, (), n) for n, prompt in enumerate(prompts)]
+    found = TransformersGenerator(model).generate(asked)
+    assert [done.ids for done in found] == [done.ids for done in TransformersGenerator(model, shared_prompts=0).generate(asked)]
+    with pytest.raises(ValueError, match="window .300."):
+        TransformersGenerator(model).generate([Request("s", [n % V for n in range(298)], 9, 1.0, (), 0)])
+
+
 # ---- storage --------------------------------------------------------------------------------------------------------
 def test_memory_that_is_used_again_is_read_behind_the_mask_only():
     model = tiny_model(vocab=V)
@@ -341,3 +376,12 @@ def test_a_row_takes_nothing_where_nothing_is_stored():
     before = kv.data.clone()
     kv.load(1, None)
     assert torch.equal(kv.data, before)
+
+
+def test_a_generator_that_is_gone_leaves_no_working_batch_behind():
+    generator = TransformersGenerator(tiny_model(vocab=V))
+    generator.generate([Request("s", [1, 2, 3], 4, 1.0, (), 0)])
+    batches = [weakref.ref(batch) for one in generator._engines.values() for batch in (one.kv, one.prompts_kv)]
+    del generator
+    gc.collect()
+    assert [batch() for batch in batches] == [None] * 2

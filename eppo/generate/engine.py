@@ -67,6 +67,13 @@ class Engine:
         self.prefixes.clear()
         self.trunks.clear()
 
+    def drop(self) -> None:
+        """Take unfinished turns out after a failure: their sessions hold again what they held before."""
+        for row in self.rows:
+            del row.session.ids[len(row.session.ids) - len(row.ids):]
+            row.session.noted = min(row.session.noted, len(row.session.ids))
+        self.branches.clear()
+
     # turns that enter ------------------------------------------------------------------------------------------------
     def admit(self, rows: list[Row]) -> list[Row]:
         """Enter `rows`: pre-fill what this model has not seen of each and sample its first token. Returns the finished ones."""
@@ -165,6 +172,8 @@ class Engine:
         device, width = self.model.device, max(map(len, feeds))
         beyond = [length(trunk) for trunk in trunks] or [0] * len(feeds)
         ends = [start + len(feed) for start, feed in zip(starts, feeds)]
+        if kv.window is not None and max(ends) > kv.window:
+            raise ValueError(f"episodes longer than the model's attention window ({kv.window}) are not served here; lower max_tokens")
         ids_BT = torch.tensor([[*feed, *[0] * (width - len(feed))] for feed in feeds], device=device)
         starts_B, ends_B, beyond_B = torch.tensor([starts, ends, beyond], device=device)
         place_BT = starts_B[:, None] + torch.arange(width, device=device)

@@ -8,6 +8,7 @@ always a contiguous prefix and attention reads views, not copies.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -22,7 +23,7 @@ ATTENTION = "eppo_ragged_sdpa"
 BLOCK = 256                                                 # positions
 FEW = 8                                                     # new tokens a row
 # Of the forward pass that runs in this thread: a model hands attention its keys, and nothing that says where they come from.
-_RUNNING: ContextVar["KVBatch"] = ContextVar("running")
+_RUNNING: ContextVar[weakref.ref["KVBatch"]] = ContextVar("running")
 
 
 def _grouped_sdpa(module, query, key, value, attention_mask, scaling=None, **kwargs):
@@ -31,7 +32,7 @@ def _grouped_sdpa(module, query, key, value, attention_mask, scaling=None, **kwa
     For few new tokens the query heads that share a key head become further queries of it, a fifth faster than torch's own grouping.
     """
     (rows, heads, length, dim), kv_heads = query.shape, key.shape[1]
-    batch = _RUNNING.get()
+    batch = _RUNNING.get()()
     if batch.trunks is not None:
         scaling = dim ** -0.5 if scaling is None else scaling
         return batch.trunks.attend(query, key, value, attention_mask, scaling, batch.layer).transpose(1, 2).contiguous(), None
@@ -123,15 +124,12 @@ class KVBatch(Cache):
         Returns:
             The additive attention mask [B, 1, T, length]: position t sees what lies at or before `write_BT[b, t]`.
         """
-        _RUNNING.set(self)
+        _RUNNING.set(weakref.ref(self))                     # a thread's context outlives the batch
         self.trunks = Trunks(trunks, self._trunks_before) if any(trunk is not None for trunk in trunks) else None
         self._trunks_before = self.trunks or self._trunks_before
         self._view = self.data[:, :, start:stop]
         self._rows, self._write, self._length = torch.arange(stop - start, device=self.device)[:, None], write_BT, length
         seen_BTL = torch.arange(length, device=self.device) <= write_BT[..., None]
-        beyond = max((0 if trunk is None else trunk.shape[3] for trunk in trunks), default=0)
-        if self.window is not None and length + beyond > self.window:
-            raise ValueError(f"episodes longer than the model's attention window ({self.window}) are not served here; lower max_tokens")
         return torch.zeros(seen_BTL.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen_BTL, float("-inf"))[:, None]
 
     # what the model calls ------------------------------------------------------------------------------------------

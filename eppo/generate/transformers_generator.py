@@ -86,7 +86,7 @@ class TransformersGenerator:
             raise ValueError(f"unknown pool {request.pool!r}; known: {', '.join(self._engines)}")
         if request.max_tokens < 1:
             raise ValueError(f"session {request.session!r}: max_tokens must be at least 1, not {request.max_tokens}")
-        if not request.new_ids and request.session not in self._sessions:
+        if len(request.new_ids) == 0 and request.session not in self._sessions:
             raise ValueError(f"session {request.session!r}: no tokens to continue from")
 
     def _row(self, request: Request) -> Row:
@@ -147,7 +147,7 @@ class TransformersGenerator:
                     self._results.pop(order, None)
                 self._asked.clear()
                 for engine in self._engines.values():
-                    engine.branches.clear()
+                    engine.drop()
                 self._waiting.clear()
             raise
         finally:
@@ -194,6 +194,6 @@ class TransformersGenerator:
         finally:
             with self._changed:
                 for engine in self._engines.values():
-                    engine.branches.clear()
+                    engine.drop()
                 self._driving = False
                 self._changed.notify_all()
