@@ -254,6 +254,7 @@ def _iqm(*groups: np.ndarray, axis: int = -1) -> np.ndarray:
 def _bootstrap(groups: list[np.ndarray], statistic, seed: int, confidence: float, resamples: int) -> Interval:
     if min(map(len, groups)) < 2:
         return UNKNOWN
+    groups = [np.sort(group) for group in groups]           # rows come in the order in which episodes ended: it must not count
     result = stats.bootstrap(groups, statistic, paired=False, vectorized=True, method="percentile", confidence_level=confidence,
                              n_resamples=resamples, rng=seed, batch=1_000)
     return float(result.confidence_interval.low), float(result.confidence_interval.high)

@@ -158,3 +158,12 @@ def test_bold_only_where_the_interval_supports_it():
     assert clearly_best([(0.1, 0.3), (0.4, 0.6)]) == 1
     assert clearly_best([(0.1, 0.45), (0.4, 0.6)]) is None
     assert clearly_best([(0.1, 0.3), (None, None)]) is None and clearly_best([(0.1, 0.3)]) is None
+
+
+def test_intervals_do_not_depend_on_the_order_of_the_rows():
+    rng = np.random.default_rng(5)
+    scores = {task: rng.integers(0, 2, 128).astype(float) for task in ("db", "os", "kg")}
+    shuffled = {task: rng.permutation(values) for task, values in scores.items()}
+    assert any((scores[task] != shuffled[task]).any() for task in scores)
+    one, other = aggregate(scores), aggregate(shuffled)
+    assert (one.low, one.high, one.iqm_low, one.iqm_high) == (other.low, other.high, other.iqm_low, other.iqm_high)
