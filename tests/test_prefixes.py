@@ -162,24 +162,3 @@ def test_micro_batches_of_packs_keep_the_budget_and_hold_every_row_once():
         packs = trees([tokens[row] for row in rows], 64)
         sizes = [pack_size([tokens[row] for row in rows], members) for members in packs]
         assert len(rows) == 1 or max(sizes) * len(packs) <= 200
-
-
-def test_a_prompt_that_begins_like_another_is_pre_filled_from_where_it_differs(monkeypatch):
-    from eppo.generate import Request, TransformersGenerator, engine
-
-    fed, feed = [], engine.Engine._feed
-
-    def watched(self, kv, base, feeds, *a, **more):
-        fed.append((len(feeds), max(map(len, feeds))))
-        return feed(self, kv, base, feeds, *a, **more)
-
-    monkeypatch.setattr(engine.Engine, "_feed", watched)
-    system = [random.Random(1).randrange(V) for _ in range(60)]
-    prompts = [system + [100 + n, 7] for n in range(3)] + [[9, 8, 7]]
-    requests = [Request(f"s{n}", prompts[n % 4], 1, 1.0, (), n) for n in range(16)]
-    model = tiny_model(vocab=V)
-    found = TransformersGenerator(model).generate(requests)
-    assert fed == [(2, 61), (2, 1), (4, 1)]                 # two kinds of prompt; what differs in their like; the last token of each
-    apart = TransformersGenerator(model, shared_prompts=0).generate(requests)
-    assert [completion.ids for completion in found] == [completion.ids for completion in apart]
-    assert [completion.logp[0] for completion in found] == pytest.approx([completion.logp[0] for completion in apart], abs=2e-5)

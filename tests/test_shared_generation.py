@@ -114,6 +114,18 @@ def test_log_probabilities_are_the_trainers_with_everything_shared(monkeypatch):
         assert rescored(model, ids, mask, 0.7) == pytest.approx(logp, abs=2e-5)
 
 
+def test_a_prompt_that_begins_like_another_is_pre_filled_from_where_it_differs(passes):
+    system = [random.Random(1).randrange(V) for _ in range(60)]
+    prompts = [system + [100 + n, 7] for n in range(3)] + [[9, 8, 7]]
+    requests = [Request(f"s{n}", prompts[n % 4], 1, 1.0, (), n) for n in range(16)]
+    model = tiny_model(vocab=V)
+    found = TransformersGenerator(model).generate(requests)
+    assert passes == [(2, 61), (2, 1), (4, 1)]              # two kinds of prompt; what differs in their like; the last token of each
+    apart = TransformersGenerator(model, shared_prompts=0).generate(requests)
+    assert [completion.ids for completion in found] == [completion.ids for completion in apart]
+    assert [completion.logp[0] for completion in found] == pytest.approx([completion.logp[0] for completion in apart], abs=2e-5)
+
+
 def test_equal_texts_are_one_row_until_they_are_sampled_apart(passes):
     model = tiny_model(vocab=V)
     requests = [Request(f"s{n}", [1, 2, 3], 6, 1.0, (), n % 2, "fresh") for n in range(8)]

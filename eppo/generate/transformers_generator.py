@@ -1,8 +1,8 @@
 """Sampling with a Hugging Face model on CPU or one GPU: ragged batches, continuous refilling, a KV cache kept across turns.
 
-One engine per weight pool. An engine samples one token per active row and tick; rows whose turn ends leave, waiting rows
-enter (their missing tokens are pre-filled together). A session's cache belongs to a pool and a weight version: a turn
-pre-fills only what that model has not seen, and a sync drops it. What prompts of several sessions share is pre-filled once.
+One engine per weight pool. A tick is a forward pass over every active turn, which gets a token, and more where a guess was right;
+turns that end leave, waiting ones enter. A session's cache belongs to a pool and a weight version: a turn pre-fills only what that
+model has not seen, and a sync drops it. What texts of several sessions share is computed once (`eppo.generate.engine`).
 """
 
 from __future__ import annotations
